@@ -1,0 +1,128 @@
+/*
+ * libvericache: the C client library of a VeriCache server. The only code that speaks to a server.
+ *
+ * Blocking calls with deadlines; one client may be used from several threads. Opaque handles, plain C types, stable
+ * ABI. No call exits the process or writes to stderr; every error comes with one sentence in vcache_error_t. A lost
+ * server is found at the next call: it returns VCACHE_UNREACHABLE within connect_ms and the call after that connects
+ * again by itself. A restarted server is noticed by its boot id: old leases answer VCACHE_STALE.
+ */
+#ifndef VERICACHE_H
+#define VERICACHE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define VCACHE_API __attribute__((visibility("default")))
+
+typedef struct vcache_client vcache_client_t;
+typedef struct vcache_lease vcache_lease_t;
+
+/* Same numbers as vc_status_t (vc/status.h). */
+typedef int vcache_status_t;
+typedef struct vcache_error {
+    vcache_status_t status;
+    char msg[500];
+} vcache_error_t;
+
+typedef struct vcache_options {
+    const char *server;      /* HOST:PORT of the control plane */
+    const char *bearer;      /* tenant token or NULL */
+    uint32_t connect_ms;     /* default 2000 */
+    uint32_t call_ms;        /* deadline of a small call, default 5000 */
+    uint32_t stream_idle_ms; /* a transfer that makes no progress for this long fails, default 10000 */
+    int use_data_plane;      /* 1: UCX for full KV where the server offers it, then gRPC; 0: gRPC only */
+} vcache_options_t;
+
+VCACHE_API void vcache_options_default(vcache_options_t *options);
+VCACHE_API vcache_status_t vcache_connect(const vcache_options_t *options, vcache_client_t **client_p,
+                                          vcache_error_t *err);
+VCACHE_API void vcache_disconnect(vcache_client_t *client); /* every lease and transfer must have ended */
+
+/* Which column of the store. spec: canonical text, e.g. "full@1" or "kivi:bits=4,group=32,residual=128". */
+typedef struct vcache_fidelity {
+    int compressed; /* 0: full, 1: compressed */
+    const char *spec;
+    const uint8_t *calib_digest; /* 32 bytes, or NULL */
+} vcache_fidelity_t;
+
+typedef struct vcache_lookup_info {
+    uint32_t n_blocks[8]; /* leading blocks present, per fidelity */
+    uint64_t n_bytes[8];
+    char miss_reason[8][64]; /* "", "absent", "evicted", "corrupt", "keyspace:rope" */
+    uint64_t boot_id, generation;
+} vcache_lookup_info_t;
+
+/*
+ * keyspace: encoding of vc_keyspace_encode, keyspace_len bytes. tokens: the prompt; blocks are cut by the keyspace's
+ * block_tokens. n_fid <= 8. On any hit *lease_p holds the found objects; on none it is NULL. One round trip.
+ */
+VCACHE_API vcache_status_t vcache_lookup(vcache_client_t *client, const uint8_t *keyspace, size_t keyspace_len,
+                                         const uint32_t *tokens, uint32_t n_tokens, const vcache_fidelity_t *fids,
+                                         uint32_t n_fid, vcache_lookup_info_t *info_p, vcache_lease_t **lease_p,
+                                         vcache_error_t *err);
+VCACHE_API vcache_status_t vcache_lease_renew(vcache_lease_t *lease, vcache_error_t *err);
+VCACHE_API void vcache_lease_release(vcache_lease_t *lease); /* tells the server, frees the handle; NULL is fine */
+
+/*
+ * Receives whole records, in block order or as they come: block number (absolute), bytes. The record has been checked
+ * (every CRC, the keyspace, the hash that was asked for). The memory is the library's and lasts for the call. Runs on
+ * the thread inside vcache_fetch. A non-zero return ends the fetch with VCACHE_CANCELLED (-7).
+ */
+typedef int (*vcache_record_fn)(void *arg, uint32_t block, const void *record, size_t bytes);
+
+typedef enum { VCACHE_PATH_NONE = 0, VCACHE_PATH_GRPC = 1, VCACHE_PATH_UCX = 2 } vcache_path_t;
+typedef struct vcache_fetch_stats {
+    uint64_t bytes;        /* record bytes received */
+    uint64_t wire_corrupt; /* records that arrived damaged and were fetched again or refused */
+    vcache_path_t path;    /* the last one used */
+    uint32_t steps_down;   /* times that UCX failed and gRPC took over */
+} vcache_fetch_stats_t;
+
+/* Blocks [first, first + n) of column fid of the lease. A block that arrives damaged is asked for once more over gRPC,
+ * then CORRUPT. */
+VCACHE_API vcache_status_t vcache_fetch(vcache_lease_t *lease, uint32_t fid, uint32_t first, uint32_t n,
+                                        vcache_record_fn on_record, void *arg, vcache_fetch_stats_t *stats_p,
+                                        vcache_error_t *err);
+
+/* Hands out records to store: fill buf (cap bytes) with the record of (fid, block), set *len_p. Non-zero ends the
+ * registration. Called on the thread inside vcache_register, only for objects that the server lacks. */
+typedef int (*vcache_source_fn)(void *arg, uint32_t fid, uint32_t block, void *buf, size_t cap, size_t *len_p);
+typedef struct vcache_register_stats {
+    uint32_t n_stored, n_present; /* objects sent, objects that were there already */
+    uint64_t bytes;
+    vcache_path_t path;
+} vcache_register_stats_t;
+/* Registers blocks [first_block, n_blocks) of the chain over tokens in the given fidelities: begin, put, commit.
+ * Nothing is visible unless OK is returned. */
+VCACHE_API vcache_status_t vcache_register(vcache_client_t *client, const uint8_t *keyspace, size_t keyspace_len,
+                                           const uint32_t *tokens, uint32_t first_block, uint32_t n_blocks,
+                                           const vcache_fidelity_t *fids, uint32_t n_fid, vcache_source_fn source,
+                                           void *arg, vcache_register_stats_t *stats_p, vcache_error_t *err);
+
+/* Server statistics as flat name/value pairs (names: README of cache-server). */
+typedef struct vcache_stat {
+    char name[64];
+    double value;
+} vcache_stat_t;
+VCACHE_API vcache_status_t vcache_stats(vcache_client_t *client, vcache_stat_t *stats, uint32_t cap, uint32_t *n_p,
+                                        vcache_error_t *err);
+typedef struct vcache_prefix {
+    uint8_t tip[32], keyspace[32];
+    uint32_t n_blocks;
+    uint64_t hits, bytes;
+    uint32_t head_tokens[64];
+    uint32_t n_head_tokens;
+} vcache_prefix_t;
+VCACHE_API vcache_status_t vcache_prefixes(vcache_client_t *client, int by_bytes, uint32_t limit, vcache_prefix_t *out,
+                                           uint32_t *n_p, vcache_error_t *err);
+/* grpc.health.v1: OK when serving. */
+VCACHE_API vcache_status_t vcache_health(vcache_client_t *client, vcache_error_t *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
