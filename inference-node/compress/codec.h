@@ -37,6 +37,7 @@ typedef struct node_compress_in {
     uint32_t q_rows;
 } node_compress_in_t;
 
+struct node_body_builder;
 typedef struct node_codec_ops {
     const char *name;
     const char *params_help; /* "keep=0.25 window=64 kernel=5 pool=avg" */
