@@ -26,7 +26,7 @@ typedef struct node_gguf_tensor {
     uint32_t type;    /* node_ggml_type_t; others are kept so that an error can name them */
     uint32_t n_dims;
     uint64_t ne[4];   /* ne[0] is the fastest (row length) */
-    const void *data; /* aligned to general.alignment (power of two, 32 by default) */
+    const void *data; /* at a multiple of general.alignment (8 to 64 Ki, 32 by default) from the start of the file */
     uint64_t bytes;   /* checked against type and ne; 0 when the type is unknown to us */
 } node_gguf_tensor_t;
 
@@ -44,7 +44,8 @@ uint64_t node_gguf_n_tensors(const node_gguf_t *gguf);
 const node_gguf_tensor_t *node_gguf_tensor_at(const node_gguf_t *gguf, uint64_t i);
 const node_gguf_tensor_t *node_gguf_tensor(const node_gguf_t *gguf, const char *name); /* NULL when absent */
 
-/* Metadata by key. NOT_FOUND when absent, INVALID when of another type (integers convert when they fit). */
+/* Metadata by key. NOT_FOUND when absent, INVALID when of another type (integers convert when they fit). *_p is written
+ * only on success; RANGE for an array index past the end. */
 vc_status_t node_gguf_u64(const node_gguf_t *gguf, const char *key, uint64_t *v_p);
 vc_status_t node_gguf_f64(const node_gguf_t *gguf, const char *key, double *v_p);
 vc_status_t node_gguf_bool(const node_gguf_t *gguf, const char *key, bool *v_p);
