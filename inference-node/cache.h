@@ -33,7 +33,7 @@ typedef struct node_cache_result {
     uint32_t steps_down;
     uint64_t us;        /* lookup and transfer together */
     vc_status_t status; /* why it stopped short; OK when all that was found came */
-    char note[256];     /* the reason in words; empty when there is none */
+    char note[512];     /* the reason in words; empty when there is none */
 } node_cache_result_t;
 
 /* Appends the leading full blocks of tokens to kv (empty, no body): at most (n_tokens - 1) / NODE_TILE, since the last
