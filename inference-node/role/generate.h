@@ -1,0 +1,48 @@
+/*
+ * `vericache-node generate`: text from a prompt, in one process or as the draft node of a remote verifier.
+ */
+#ifndef NODE_GENERATE_H
+#define NODE_GENERATE_H
+
+#include <signal.h>
+#include <stdio.h>
+
+#include "compress/codec.h"
+#include "model/engine.h"
+#include "speculate/sample.h"
+#include "speculate/text.h"
+#include "vc/config.h"
+
+typedef struct node_generate_opts {
+    /* input */
+    const char *model, *prompt, *prompt_file, *system;
+    bool raw; /* no chat template */
+    /* output */
+    uint64_t max_tokens;
+    const char *stops[NODE_STOPS_MAX];
+    uint32_t n_stops;
+    bool ignore_end;
+    bool json, stats;
+    /* drafting */
+    uint32_t draft_length;  /* NODE_DRAFT_AUTO, or a number */
+    const char *compressor; /* spec text; empty: none */
+    uint64_t compress_tokens;
+    node_sampling_t sampling;
+    /* machine */
+    uint64_t threads;
+    node_isa_t isa;
+    uint64_t context; /* 0: the model's */
+    /* remote */
+    const char *server, *verifier;
+} node_generate_opts_t;
+
+/* Whole program: returns the exit code. argv[0] is "generate". */
+int node_generate_main(int argc, char **argv, char **envp);
+/* Solo. Text goes to out as it is committed. *stop_flag (may be NULL) != 0 ends the generation: CANCELLED. */
+vc_status_t node_generate_solo(const node_generate_opts_t *opts, FILE *out, const volatile sig_atomic_t *stop_flag,
+                               vc_err_t *err);
+/* With --server and --verifier: role/draft.c. */
+vc_status_t node_generate_remote(const node_generate_opts_t *opts, FILE *out, const volatile sig_atomic_t *stop_flag,
+                                 vc_err_t *err);
+
+#endif

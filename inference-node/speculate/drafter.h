@@ -1,0 +1,67 @@
+/*
+ * The drafting half of a request: proposes tokens from a compressed body (or none) and a full-precision tail.
+ *
+ *   positions   [0 .......... body) [body ........ committed) [committed .. committed + pending)
+ *   KV          compressed body     tail pages                 draft rows, private pages
+ *
+ * The tail's full pages may be shared with a verifier in the same process; drafts are written to private copies only.
+ * Nothing here decides what is final: whatever the drafter's KV holds, the verifier's output is the same.
+ * One thread at a time.
+ */
+#ifndef NODE_DRAFTER_H
+#define NODE_DRAFTER_H
+
+#include "model/engine.h"
+#include "speculate/sample.h"
+
+typedef struct node_drafter node_drafter_t;
+
+typedef struct node_drafter_opts {
+    node_engine_t *engine; /* outlives the drafter */
+    node_body_t *body;     /* takes a reference of its own; may be NULL */
+    node_sampling_t sampling;
+    uint32_t context;   /* as the verifier's; 0: the model's */
+    uint32_t max_draft; /* pending drafts at most; default 64 */
+} node_drafter_opts_t;
+void node_drafter_opts_default(node_drafter_opts_t *opts);
+
+/* tokens: prompt and what is committed so far; the body covers a part of it. */
+vc_status_t node_drafter_create(const node_drafter_opts_t *opts, const uint32_t *tokens, uint32_t n_tokens,
+                                node_drafter_t **d_p, vc_err_t *err);
+void node_drafter_destroy(node_drafter_t *d);
+
+/* Before anything else: exact KV of the next block behind the body (takes over the reference, also on failure). */
+vc_status_t node_drafter_load_page(node_drafter_t *d, node_page_t *page, vc_err_t *err);
+
+/* Computes missing rows of committed tokens (all but the last), at most max_rows of them (0: all). Drafting does this
+ * by itself; a caller that wants to use waiting time does it here. *done_p may be NULL. */
+vc_status_t node_drafter_prefill(node_drafter_t *d, uint32_t max_rows, bool *done_p, vc_err_t *err);
+
+/* One further token behind the committed and pending ones. RANGE: no room (max_draft, context). The pick's margin is
+ * what draft-length estimates are made from. */
+vc_status_t node_drafter_next(node_drafter_t *d, node_pick_t *pick_p, vc_err_t *err);
+/* Up to x further tokens (fewer where there is no room); margins may be NULL. */
+vc_status_t node_drafter_draft(node_drafter_t *d, uint32_t x, uint32_t *tokens, double *margins, uint32_t *n_p,
+                               vc_err_t *err);
+
+/* The verifier committed these tokens. Pending drafts that match stay pending behind them; at the first that does not,
+ * all are dropped. *kept_p (may be NULL): false when pending drafts were dropped, so that a new epoch begins. */
+vc_status_t node_drafter_commit(node_drafter_t *d, const uint32_t *tokens, uint32_t n, bool *kept_p, vc_err_t *err);
+/* Forgets pending drafts. */
+vc_status_t node_drafter_drop(node_drafter_t *d, vc_err_t *err);
+
+/* The verifier's rows in place of our own, for committed positions [first, first + n) at or behind the body:
+ * from a distance as bytes ([n][layer][k,v][kv_head][dim] f16; they must follow on rows that are there) ... */
+vc_status_t node_drafter_put_rows(node_drafter_t *d, uint32_t first, uint32_t n, const uint16_t *rows, vc_err_t *err);
+/* ... or in the same process: full pages shared, the last one copied. Drops pending drafts. full_kv: all committed
+ * tokens but the last. */
+vc_status_t node_drafter_share(node_drafter_t *d, const node_kv_t *full_kv, vc_err_t *err);
+
+uint32_t node_drafter_n_pending(const node_drafter_t *d);
+const uint32_t *node_drafter_pending(const node_drafter_t *d);
+uint32_t node_drafter_n_committed(const node_drafter_t *d);
+/* Committed positions that have rows. */
+uint32_t node_drafter_n_rows(const node_drafter_t *d);
+const node_kv_t *node_drafter_kv(const node_drafter_t *d);
+
+#endif

@@ -1,0 +1,36 @@
+/*
+ * One request in one process: a verifier and a drafter side by side, drafts of a fixed or adaptive length.
+ * After each verify the drafter's tail becomes the verifier's rows. One thread at a time.
+ */
+#ifndef NODE_SESSION_H
+#define NODE_SESSION_H
+
+#include "speculate/drafter.h"
+#include "speculate/length.h"
+#include "speculate/verifier.h"
+#include "vc/clock.h"
+
+#define NODE_DRAFT_AUTO UINT32_MAX
+
+typedef struct node_session node_session_t;
+
+typedef struct node_session_opts {
+    uint32_t draft_length; /* fixed, 0: plain decoding, or NODE_DRAFT_AUTO */
+    const vc_clock_t *clock;
+} node_session_opts_t;
+void node_session_opts_default(node_session_opts_t *opts);
+
+/* v has been started (or resumed) and stays the caller's. body may be NULL: then the drafter has the full KV. */
+vc_status_t node_session_create(const node_session_opts_t *opts, const node_drafter_opts_t *drafter_opts,
+                                node_verifier_t *v, node_session_t **s_p, vc_err_t *err);
+void node_session_destroy(node_session_t *s);
+/* Draft, verify, commit. STALE after the end. */
+vc_status_t node_session_round(node_session_t *s, node_verdict_t *verdict_p, vc_err_t *err);
+
+typedef struct node_session_stats {
+    uint64_t draft_us, verify_us;
+    uint64_t n_plain_rounds; /* rounds without a draft */
+} node_session_stats_t;
+void node_session_stats(const node_session_t *s, node_session_stats_t *stats_p);
+
+#endif
