@@ -7,7 +7,6 @@
 
 #ifndef VC_TSAN
 #include <criterion/criterion.h>
-#include <criterion/new/assert.h>
 #else
 #include <setjmp.h>
 #include <stdio.h>
