@@ -1,0 +1,92 @@
+/*
+ * UCX configuration made by us, entry by entry, so that UCX_* variables of the environment decide nothing that matters,
+ * and UCX's log lines in our log.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <ucs/config/global_opts.h>
+#include <ucs/debug/log_def.h>
+
+#include "ucx_int.h"
+#include "vc/log.h"
+
+/* UCX logs a refused connection as an error; whether it is one is known above, where the status is seen. */
+static ucs_log_func_rc_t forward_log(const char *file, unsigned line, const char *function, ucs_log_level_t level,
+                                     const ucs_log_component_config_t *comp, const char *message, va_list ap)
+    __attribute__((format(printf, 6, 0)));
+static ucs_log_func_rc_t forward_log(const char *file, unsigned line, const char *function, ucs_log_level_t level,
+                                     const ucs_log_component_config_t *comp, const char *message, va_list ap)
+{
+    (void)comp;
+    (void)function;
+    char text[400];
+    vsnprintf(text, sizeof(text), message, ap);
+    const char *base = strrchr(file, '/');
+    vc_log_level_t to = level == UCS_LOG_LEVEL_FATAL ? VC_LOG_ERROR : VC_LOG_DEBUG;
+    if (level <= UCS_LOG_LEVEL_WARN)
+        vc_log(to, "ucx", "%s at=%s:%u", text, base != NULL ? base + 1 : file, line);
+    return UCS_LOG_FUNC_RC_STOP;
+}
+
+static void init_globals(void)
+{
+    ucs_log_push_handler(forward_log);
+    ucs_global_opts_set_value("WARN_UNUSED_ENV_VARS", "n");
+}
+
+vc_status_t vc_ucx_make_config(const vc_ucx_opts_t *opts, const char *devices, ucp_config_t **config_p, vc_err_t *err)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, init_globals);
+    ucp_config_t *config = NULL;
+    if (ucp_config_read(NULL, NULL, &config) != UCS_OK)
+        return vc_err_set(err, VC_ERR_INTERNAL, "ucx: cannot read its configuration");
+    char threshold[24];
+    snprintf(threshold, sizeof(threshold), "%zu", opts->rndv_threshold);
+    const char *const table[][2] = {
+        {"TLS", vc_ucx_have_rdma() ? "rc,ud,tcp" : "tcp"},
+        {"NET_DEVICES", devices},
+        {"WARN_INVALID_CONFIG", "n"},
+        {"SOCKADDR_TLS_PRIORITY", "rdmacm,tcp"},
+        {"RNDV_THRESH", threshold},
+        /* The messages of a rendezvous on tcp go as zero-copy active messages; its emulated put is far slower. With
+         * RDMA the receiver reads by itself. */
+        {"RNDV_SCHEME", vc_ucx_have_rdma() ? "auto" : "am"},
+        {"ZCOPY_THRESH", "auto"},
+        {"PROTO_ENABLE", "n"},
+        {"ADAPTIVE_PROGRESS", "y"},
+        {"KEEPALIVE_INTERVAL", "2s"},
+        {"TCP_CM_REUSEADDR", "y"},
+        {"TCP_TX_SEG_SIZE", "64k"},
+        {"TCP_RX_SEG_SIZE", "256k"},
+        {"TCP_PORT_RANGE", opts->ports != NULL ? opts->ports : "0"},
+    };
+    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+        ucs_status_t rc = ucp_config_modify(config, table[i][0], table[i][1]);
+        if (rc == UCS_OK)
+            continue;
+        ucp_config_release(config);
+        return vc_err_set(err, VC_ERR_INVALID, "ucx: setting %s=%s is refused: %s", table[i][0], table[i][1],
+                          ucs_status_string(rc));
+    }
+    *config_p = config;
+    return VC_OK;
+}
+
+vc_status_t vc_ucx_status(ucs_status_t status)
+{
+    switch (status) {
+    case UCS_OK: return VC_OK;
+    case UCS_ERR_NO_MEMORY: return VC_ERR_NOMEM;
+    case UCS_ERR_INVALID_PARAM:
+    case UCS_ERR_INVALID_ADDR: return VC_ERR_INVALID;
+    case UCS_ERR_CANCELED: return VC_ERR_CANCELLED;
+    case UCS_ERR_MESSAGE_TRUNCATED: return VC_ERR_PROTOCOL;
+    case UCS_ERR_UNSUPPORTED:
+    case UCS_ERR_NOT_IMPLEMENTED: return VC_ERR_UNSUPPORTED;
+    case UCS_ERR_TIMED_OUT: return VC_ERR_TIMEOUT;
+    case UCS_ERR_IO_ERROR: return VC_ERR_IO;
+    default: return VC_ERR_UNREACHABLE; /* resets, rejections, lost links, busy ports */
+    }
+}
