@@ -30,8 +30,11 @@
  *    192+4B 16*L  per layer {u64 offset from the record's start, u32 length, u32 CRC32C of the part}
  *      ...        zero up to header_bytes
  *
- * Layer parts are in layer order, do not overlap, and the bytes between them are zero. Parts of a full record start on
- * 4 KiB boundaries. Equal KV is equal bytes: nothing that varies between two makers is stored.
+ * Layer parts are in layer order; each starts at the first boundary after the one before it (4 KiB in a full record, 64
+ * bytes in a compressed one), the first right after the header; the bytes between them are zero. Equal KV is equal
+ * bytes: nothing that varies between two makers is stored, and there is one place only where a part can be.
+ * Full records carry the spec id of "full@<numerics_id>". The parent of block 0 is the keyspace id. A horizon, where
+ * there is one, spans the block. A later version keeps the first 16 bytes, so that it is told apart from damage.
  */
 #ifndef VC_KVREC_H
 #define VC_KVREC_H
@@ -40,6 +43,7 @@
 
 #define VC_KVREC_VERSION 1
 #define VC_KVREC_ALIGN 4096u
+#define VC_KVREC_PART_ALIGN 64u /* layer parts of compressed records: one cache line */
 #define VC_KVREC_MAX_BYTES (256u << 20)
 
 typedef enum { VC_KVREC_FULL = 1, VC_KVREC_DROPPER = 2, VC_KVREC_QUANTISER = 3 } vc_kvrec_kind_t;
@@ -78,7 +82,8 @@ uint64_t vc_kvrec_bytes(const vc_kvrec_head_t *head);
  * Validates everything that a header can say by itself: magic, version, sizes, bounds, zero fields, header CRC, layer
  * table inside the payload, in order, without overlap; for full records the exact layer size and alignment; the hash
  * recomputed from parent and tokens. bytes: how many are at data (at least header_bytes, else INVALID). The decoded
- * head points into data. CORRUPT when a checksum or structure does not hold.
+ * head points into data. CORRUPT when a checksum or structure does not hold, UNSUPPORTED for a sound header of another
+ * version. *head_p is written only on success.
  */
 vc_status_t vc_kvrec_decode(const void *data, size_t bytes, vc_kvrec_head_t *head_p, vc_err_t *err);
 void vc_kvrec_layer(const vc_kvrec_head_t *head, uint32_t layer, vc_kvrec_layer_t *layer_p);
@@ -93,7 +98,9 @@ void vc_kvrec_key(const vc_kvrec_head_t *head, vc_object_key_t *key_p);
 /*
  * Writing: begin, one add per layer in ascending order, end. The record grows in buf (cap bytes, 4 KiB aligned is not
  * required). head gives all fields but header_bytes, payload_bytes, tokens_le, layers_le; tokens are given here.
- * hash is computed from parent and tokens; it is written to head->hash.
+ * hash is computed from parent and tokens; it is written to head->hash. For block 0 parent must be the keyspace id.
+ * Full records take spec = vc_spec_id("full@<numerics_id>"). INVALID for fields that decode would refuse and for a
+ * call out of order, RANGE when the record outgrows cap or the limit.
  */
 typedef struct vc_kvrec_writer {
     uint8_t *buf;
