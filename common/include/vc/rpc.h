@@ -61,8 +61,8 @@ vc_status_t vc_rpc_stream_open(vc_rpc_channel_t *ch, const char *method, uint32_
                                vc_err_t *err);
 vc_status_t vc_rpc_stream_send(vc_rpc_stream_t *s, const vc_rpc_msg_t *msg, vc_err_t *err); /* blocks until accepted */
 vc_status_t vc_rpc_stream_half_close(vc_rpc_stream_t *s);
-/* OK with a message; NOT_FOUND at the end of a stream that ended well; AGAIN after timeout_ms (0: wait for ever);
- * otherwise the mapped status of the call. */
+/* OK with a message; NOT_FOUND with an empty sentence at the end of a stream that ended well; AGAIN after timeout_ms
+ * (0: wait for ever); otherwise the mapped status of the call, with its sentence. */
 vc_status_t vc_rpc_stream_recv(vc_rpc_stream_t *s, uint32_t timeout_ms, vc_bytes_t *msg_p, vc_err_t *err);
 void vc_rpc_stream_cancel(vc_rpc_stream_t *s);  /* any thread */
 void vc_rpc_stream_destroy(vc_rpc_stream_t *s); /* cancels when still open; no other thread may be inside */
@@ -91,6 +91,9 @@ typedef struct vc_rpc_server_opts {
     void *arg;                /* for the handlers */
     uint32_t n_unary_threads; /* default 1 */
     size_t max_message_bytes; /* default 8 MiB */
+    uint32_t stall_ms;        /* a streaming send not accepted for this long ends the call; default 30,000 */
+    uint32_t dead_peer_ms;    /* a connection that acknowledges nothing for this long is dead; default 10,000. Bounds
+                                 vc_rpc_server_stop too: TCP data under way to a stalled peer cannot be taken back. */
 } vc_rpc_server_opts_t;
 void vc_rpc_server_opts_default(vc_rpc_server_opts_t *opts);
 /* A busy port is UNREACHABLE with a sentence naming it. SO_REUSEPORT is off. */
@@ -100,18 +103,19 @@ int vc_rpc_server_port(const vc_rpc_server_t *server);
  * client. */
 void vc_rpc_server_stop(vc_rpc_server_t *server, uint32_t grace_ms);
 
-/* Inside a streaming handler. recv: OK; NOT_FOUND when the client half-closed; AGAIN after timeout_ms; CANCELLED when
- * the call is gone. */
+/* Inside a streaming handler; one thread may receive while another sends. recv: OK; NOT_FOUND when the client
+ * half-closed; AGAIN after timeout_ms (0: wait for ever); CANCELLED when the call is gone (a cancellation at the very
+ * moment of a half-close may show at the next send only). */
 vc_status_t vc_rpc_call_recv(vc_rpc_call_t *call, uint32_t timeout_ms, vc_bytes_t *msg_p);
 vc_status_t vc_rpc_call_send(vc_rpc_call_t *call,
-                             const vc_rpc_msg_t *msg); /* blocks; CANCELLED when the call is gone */
+                             const vc_rpc_msg_t *msg); /* blocks; CANCELLED: the call is gone; TIMEOUT: stall_ms */
 bool vc_rpc_call_is_cancelled(vc_rpc_call_t *call);
 const char *vc_rpc_call_peer(vc_rpc_call_t *call);
 
-/* gRPC status code <-> ours: INVALID 3, TIMEOUT 4, NOT_FOUND 5, EXISTS 6, PERM 7, BUSY 8 (RESOURCE_EXHAUSTED),
- * STALE/MISMATCH/READONLY 9 (FAILED_PRECONDITION), CANCELLED 1, RANGE 11, UNSUPPORTED 12, INTERNAL 13, UNREACHABLE 14,
- * CORRUPT/IO 15 (DATA_LOSS). Codes that share a number travel by name in front of the sentence ("stale: ..."), so the
- * mapping is exact between our programs. */
+/* gRPC status code <-> ours: CANCELLED 1, INVALID 3, TIMEOUT 4, NOT_FOUND 5, EXISTS 6, PERM 7, BUSY/NOSPACE/NOMEM 8
+ * (RESOURCE_EXHAUSTED), STALE/MISMATCH/READONLY 9 (FAILED_PRECONDITION), AGAIN 10, RANGE 11, UNSUPPORTED 12,
+ * INTERNAL/PROTOCOL 13, UNREACHABLE 14, CORRUPT/IO 15 (DATA_LOSS). Codes that share a number travel by name in front of
+ * the sentence ("stale: ..."), so the mapping is exact between our programs. */
 int vc_rpc_status_code(vc_status_t status);
 vc_status_t vc_rpc_status_map(int grpc_code, const char *message);
 
