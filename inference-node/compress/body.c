@@ -1,0 +1,370 @@
+/*
+ * Records and exact pages to a body that attention walks over.
+ *
+ * What a block becomes:
+ *   exact page            its own tile in every (layer, head), used in place (the body holds a reference)
+ *   quantiser's record    a page of the builder that the method decoded into: one tile in every (layer, head)
+ *   dropper's record      kept rows; neighbouring blocks are packed per (layer, head) into dense tiles of NODE_TILE
+ * rows in ascending position, the last one partly filled and zero beyond its rows
+ *
+ * A record that fails any check leaves no trace: the block counts as not come, and the builder stays usable. One thread
+ * at a time. Nothing here knows positions beyond their order: kept keys already carry their angle.
+ */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "compress/codec_int.h"
+#include "vc/mem.h"
+
+typedef struct head_rows {
+    uint64_t kept;
+    const uint8_t *k, *v; /* inside the block's blob */
+} head_rows_t;
+
+typedef struct block_state {
+    node_page_t *page; /* exact, or decoded */
+    bool exact, has_record;
+    vc_digest_t hash, parent; /* of the record */
+    head_rows_t *heads;       /* droppers: [layer * n_kv_head + head] */
+    uint8_t *blob;            /* their rows */
+    size_t blob_used, blob_cap;
+} block_state_t;
+
+struct node_body_builder {
+    node_spec_t spec;
+    vc_kv_shape_t shape;
+    node_kv_dims_t dims;
+    vc_digest_t keyspace_id;
+    uint32_t n_blocks;
+    block_state_t *blocks;
+};
+
+typedef struct body_impl {
+    node_body_t base;
+    uint32_t n_heads;    /* n_layer * n_kv_head */
+    node_page_t **pages; /* [n_pages] references */
+    uint32_t n_pages;
+    uint16_t **slabs; /* [n_heads] packed tiles, or NULL */
+} body_impl_t;
+
+static uint32_t n_heads_of(const node_kv_dims_t *dims) { return dims->n_layer * dims->n_kv_head; }
+static size_t tile_half(const node_kv_dims_t *dims) { return (size_t)dims->head_dim * NODE_TILE; } /* f16 numbers */
+
+static void drop_record(block_state_t *bs)
+{
+    if (bs->page && !bs->exact) {
+        node_page_put(bs->page);
+        bs->page = NULL;
+    }
+    vc_free(bs->heads);
+    vc_free(bs->blob);
+    bs->heads = NULL;
+    bs->blob = NULL;
+    bs->blob_used = bs->blob_cap = 0;
+    bs->has_record = false;
+}
+
+vc_status_t node_body_begin(const node_spec_t *spec, const node_model_info_t *model, uint32_t n_blocks,
+                            node_body_builder_t **b_p, vc_err_t *err)
+{
+    const vc_kv_shape_t *shape = &model->keyspace.shape;
+    if (n_blocks == 0 || n_blocks > UINT32_MAX / NODE_TILE)
+        return vc_err_set(err, VC_ERR_INVALID, "a body of %u blocks cannot be built", n_blocks);
+    if (shape->block_tokens != NODE_TILE || shape->dtype != VC_DTYPE_F16)
+        return vc_err_set(err, VC_ERR_UNSUPPORTED, "compressors need blocks of %u tokens in f16", NODE_TILE);
+    node_body_builder_t *b = vc_calloc(1, sizeof(*b));
+    if (b == NULL)
+        return vc_err_set(err, VC_ERR_NOMEM, "no memory for a body builder");
+    b->blocks = vc_calloc(n_blocks, sizeof(*b->blocks));
+    if (b->blocks == NULL) {
+        vc_free(b);
+        return vc_err_set(err, VC_ERR_NOMEM, "no memory for a body of %u blocks", n_blocks);
+    }
+    b->spec = *spec;
+    b->shape = *shape;
+    b->dims = (node_kv_dims_t){shape->n_layer, shape->n_kv_head, shape->head_dim};
+    b->keyspace_id = model->keyspace_id;
+    b->n_blocks = n_blocks;
+    *b_p = b;
+    return VC_OK;
+}
+
+static vc_status_t check_head(const node_body_builder_t *b, const vc_kvrec_head_t *head, vc_err_t *err)
+{
+    const vc_kv_shape_t *s = &head->shape;
+    if (head->fidelity != VC_FIDELITY_COMPRESSED || head->kind != b->spec.ops->kind ||
+        memcmp(&head->spec, &b->spec.id, sizeof(head->spec)) != 0)
+        return vc_err_set(err, VC_ERR_MISMATCH, "block %u was not compressed with %s", head->block_index, b->spec.text);
+    if (s->n_layer != b->shape.n_layer || s->n_kv_head != b->shape.n_kv_head || s->head_dim != b->shape.head_dim ||
+        s->block_tokens != b->shape.block_tokens || s->dtype != b->shape.dtype)
+        return vc_err_set(err, VC_ERR_MISMATCH, "block %u has the KV shape of another model", head->block_index);
+    if (memcmp(&head->keyspace, &b->keyspace_id, sizeof(head->keyspace)) != 0)
+        return vc_err_set(err, VC_ERR_MISMATCH, "block %u belongs to another keyspace", head->block_index);
+    if (head->block_index >= b->n_blocks)
+        return vc_err_set(err, VC_ERR_RANGE, "block %u is outside a body of %u blocks", head->block_index, b->n_blocks);
+    if (b->blocks[head->block_index].has_record)
+        return vc_err_set(err, VC_ERR_EXISTS, "block %u came twice", head->block_index);
+    return VC_OK;
+}
+
+vc_status_t node_body_add_record(node_body_builder_t *b, const void *record, size_t bytes, vc_err_t *err)
+{
+    vc_kvrec_head_t head;
+    vc_status_t st = vc_kvrec_check(record, bytes, &head, err);
+    if (st == VC_OK)
+        st = check_head(b, &head, err);
+    if (st != VC_OK)
+        return st;
+    block_state_t *bs = &b->blocks[head.block_index];
+    bs->blob_cap = head.payload_bytes;
+    for (uint32_t l = 0; st == VC_OK && l < head.shape.n_layer; l++) {
+        vc_kvrec_layer_t part;
+        vc_kvrec_layer(&head, l, &part);
+        st = b->spec.ops->decode(&b->spec, &head, l, (const uint8_t *)record + part.offset, part.length, b, err);
+    }
+    if (st != VC_OK) {
+        drop_record(bs);
+        return st;
+    }
+    bs->has_record = true;
+    bs->hash = head.hash;
+    bs->parent = head.parent;
+    return VC_OK;
+}
+
+vc_status_t node_body_put_rows(node_body_builder_t *b, uint32_t block, uint32_t layer, uint32_t head, uint64_t kept,
+                               const uint8_t *k_rows, const uint8_t *v_rows, vc_err_t *err)
+{
+    block_state_t *bs = &b->blocks[block];
+    if (bs->exact)
+        return VC_OK; /* checked, and not needed */
+    size_t bytes = (size_t)__builtin_popcountll(kept) * b->dims.head_dim * 2u;
+    if (bs->heads == NULL) {
+        bs->heads = vc_calloc(n_heads_of(&b->dims), sizeof(*bs->heads));
+        bs->blob = vc_alloc(bs->blob_cap ? bs->blob_cap : 1);
+        if (bs->heads == NULL || bs->blob == NULL)
+            return vc_err_set(err, VC_ERR_NOMEM, "no memory for the rows of block %u", block);
+    }
+    if (bytes > (bs->blob_cap - bs->blob_used) / 2)
+        return vc_err_set(err, VC_ERR_CORRUPT, "block %u holds more rows than its payload", block);
+    head_rows_t *hr = &bs->heads[layer * b->dims.n_kv_head + head];
+    hr->kept = kept;
+    hr->k = memcpy(bs->blob + bs->blob_used, k_rows, bytes);
+    hr->v = memcpy(bs->blob + bs->blob_used + bytes, v_rows, bytes);
+    bs->blob_used += 2 * bytes;
+    return VC_OK;
+}
+
+vc_status_t node_body_own_page(node_body_builder_t *b, uint32_t block, node_page_t **page_p, vc_err_t *err)
+{
+    block_state_t *bs = &b->blocks[block];
+    if (bs->exact) {
+        *page_p = NULL;
+        return VC_OK;
+    }
+    if (bs->page == NULL)
+        bs->page = node_page_create(&b->dims);
+    if (bs->page == NULL)
+        return vc_err_set(err, VC_ERR_NOMEM, "no memory for the page of block %u", block);
+    *page_p = bs->page;
+    return VC_OK;
+}
+
+vc_status_t node_body_add_page(node_body_builder_t *b, uint32_t block, node_page_t *page)
+{
+    if (block >= b->n_blocks)
+        return VC_ERR_RANGE;
+    block_state_t *bs = &b->blocks[block];
+    if (bs->exact)
+        return VC_ERR_EXISTS;
+    bool had_record = bs->has_record;
+    drop_record(bs);
+    bs->has_record = had_record; /* its place in the chain still counts, and a second record is still one too many */
+    bs->page = node_page_get(page);
+    bs->exact = true;
+    return VC_OK;
+}
+
+void node_body_abort(node_body_builder_t *b)
+{
+    if (b == NULL)
+        return;
+    for (uint32_t i = 0; i < b->n_blocks; i++) {
+        drop_record(&b->blocks[i]);
+        node_page_put(b->blocks[i].page);
+    }
+    vc_free(b->blocks);
+    vc_free(b);
+}
+
+static void destroy_body(node_body_t *base)
+{
+    body_impl_t *body = (body_impl_t *)base;
+    for (uint32_t i = 0; i < body->n_heads; i++) {
+        if (body->slabs)
+            vc_free(body->slabs[i]);
+        if (base->tiles)
+            vc_free(base->tiles[i]);
+    }
+    for (uint32_t i = 0; i < body->n_pages; i++)
+        node_page_put(body->pages[i]);
+    vc_free(body->pages);
+    vc_free(body->slabs);
+    vc_free(base->tiles);
+    vc_free(base->n_tiles);
+    vc_free(body);
+}
+
+/* Every block is there, and neighbouring records name each other. */
+static vc_status_t check_blocks(const node_body_builder_t *b, vc_err_t *err)
+{
+    for (uint32_t i = 0; i < b->n_blocks; i++) {
+        const block_state_t *bs = &b->blocks[i];
+        if (!bs->has_record && !bs->exact)
+            return vc_err_set(err, VC_ERR_INVALID, "block %u of %u is missing from the body", i, b->n_blocks);
+        const vc_digest_t *parent = i == 0                        ? &b->keyspace_id
+                                    : b->blocks[i - 1].has_record ? &b->blocks[i - 1].hash
+                                                                  : NULL;
+        if (bs->has_record && parent && memcmp(parent, &bs->parent, sizeof(*parent)) != 0)
+            return vc_err_set(err, VC_ERR_MISMATCH, "block %u does not continue block %u", i, i - 1);
+    }
+    return VC_OK;
+}
+
+/* Packed tiles and all tiles that head i takes. A run of dropper blocks ends at a page. */
+static void count_tiles(const node_body_builder_t *b, uint32_t i, uint32_t *packed_p, uint32_t *total_p)
+{
+    uint32_t rows = 0, packed = 0, pages = 0;
+    for (uint32_t n = 0; n < b->n_blocks; n++) {
+        const block_state_t *bs = &b->blocks[n];
+        if (bs->page) {
+            packed += (rows + NODE_TILE - 1) / NODE_TILE;
+            rows = 0;
+            pages++;
+        } else {
+            rows += (uint32_t)__builtin_popcountll(bs->heads[i].kept);
+        }
+    }
+    packed += (rows + NODE_TILE - 1) / NODE_TILE;
+    *packed_p = packed;
+    *total_p = packed + pages;
+}
+
+/* Appends the rows of one head to the open tile; a full tile moves on to the next. */
+typedef struct packer {
+    node_tile_t *tiles;
+    uint32_t n_tiles;
+    uint16_t *slab; /* where the next tile starts */
+    size_t half;
+    uint32_t dim, open_rows; /* rows in the open tile; 0 = none open */
+} packer_t;
+
+static void pack_rows(packer_t *p, const head_rows_t *hr)
+{
+    uint32_t n = (uint32_t)__builtin_popcountll(hr->kept);
+    for (uint32_t r = 0; r < n; r++) {
+        if (p->open_rows == 0) {
+            p->tiles[p->n_tiles++] = (node_tile_t){p->slab, p->slab + p->half, 0};
+            p->slab += 2 * p->half;
+        }
+        node_tile_t *tile = &p->tiles[p->n_tiles - 1];
+        uint16_t *k = p->slab - 2 * p->half, *v = p->slab - p->half;
+        for (uint32_t c = 0; c < p->dim; c++)
+            memcpy(&k[(size_t)c * NODE_TILE + p->open_rows], hr->k + ((size_t)r * p->dim + c) * 2, 2);
+        memcpy(v + (size_t)p->open_rows * p->dim, hr->v + (size_t)r * p->dim * 2, p->dim * 2u);
+        tile->n_rows = ++p->open_rows;
+        if (p->open_rows == NODE_TILE)
+            p->open_rows = 0;
+    }
+}
+
+static vc_status_t fill_head(const node_body_builder_t *b, body_impl_t *body, uint32_t i)
+{
+    uint32_t packed, total;
+    count_tiles(b, i, &packed, &total);
+    size_t half = tile_half(&b->dims), slab_bytes = packed * 2 * half * sizeof(uint16_t);
+    body->base.tiles[i] = vc_calloc(total ? total : 1, sizeof(node_tile_t));
+    if (packed)
+        body->slabs[i] = vc_alloc_aligned(64, slab_bytes);
+    if (body->base.tiles[i] == NULL || (packed && body->slabs[i] == NULL))
+        return VC_ERR_NOMEM;
+    if (packed)
+        memset(body->slabs[i], 0, slab_bytes); /* rows that are not there must read as zero */
+    body->base.bytes += slab_bytes;
+    packer_t p = {.tiles = body->base.tiles[i], .slab = body->slabs[i], .half = half, .dim = b->dims.head_dim};
+    uint32_t layer = i / b->dims.n_kv_head, head = i % b->dims.n_kv_head;
+    for (uint32_t n = 0; n < b->n_blocks; n++) {
+        const block_state_t *bs = &b->blocks[n];
+        if (bs->page == NULL) {
+            pack_rows(&p, &bs->heads[i]);
+            continue;
+        }
+        p.open_rows = 0;
+        p.tiles[p.n_tiles++] =
+            (node_tile_t){node_page_k(bs->page, layer, head), node_page_v(bs->page, layer, head), NODE_TILE};
+    }
+    body->base.n_tiles[i] = p.n_tiles;
+    return VC_OK;
+}
+
+static body_impl_t *alloc_body(const node_body_builder_t *b)
+{
+    body_impl_t *body = vc_calloc(1, sizeof(*body));
+    if (body == NULL)
+        return NULL;
+    uint32_t n = n_heads_of(&b->dims);
+    body->base.n_tokens = b->n_blocks * NODE_TILE;
+    body->base.dims = b->dims;
+    body->base.destroy = destroy_body;
+    atomic_init(&body->base.refs, 1);
+    body->n_heads = n;
+    body->base.tiles = vc_calloc(n, sizeof(*body->base.tiles));
+    body->base.n_tiles = vc_calloc(n, sizeof(*body->base.n_tiles));
+    body->slabs = vc_calloc(n, sizeof(*body->slabs));
+    body->pages = vc_calloc(b->n_blocks, sizeof(*body->pages));
+    if (body->base.tiles == NULL || body->base.n_tiles == NULL || body->slabs == NULL || body->pages == NULL) {
+        destroy_body(&body->base);
+        return NULL;
+    }
+    return body;
+}
+
+vc_status_t node_body_finish(node_body_builder_t *b, node_body_t **body_p, vc_err_t *err)
+{
+    vc_status_t st = check_blocks(b, err);
+    body_impl_t *body = NULL;
+    if (st == VC_OK) {
+        body = alloc_body(b);
+        if (body == NULL)
+            st = vc_err_set(err, VC_ERR_NOMEM, "no memory for a body of %u blocks", b->n_blocks);
+    }
+    for (uint32_t i = 0; st == VC_OK && i < body->n_heads; i++) {
+        st = fill_head(b, body, i);
+        if (st != VC_OK)
+            vc_err_set(err, st, "no memory for the tiles of %u blocks", b->n_blocks);
+    }
+    if (st == VC_OK) {
+        for (uint32_t n = 0; n < b->n_blocks; n++) {
+            block_state_t *bs = &b->blocks[n];
+            if (bs->page == NULL)
+                continue;
+            if (!bs->exact)
+                body->base.bytes += n_heads_of(&b->dims) * 2 * tile_half(&b->dims) * sizeof(uint16_t);
+            body->pages[body->n_pages++] = bs->page; /* the reference moves */
+            bs->page = NULL;
+        }
+        *body_p = &body->base;
+    } else if (body) {
+        destroy_body(&body->base);
+    }
+    node_body_abort(b);
+    return st;
+}
+
+uint32_t node_body_n_dropped(const node_body_t *body, uint32_t layer, uint32_t kv_head)
+{
+    uint32_t i = layer * body->dims.n_kv_head + kv_head, rows = 0;
+    for (uint32_t t = 0; t < body->n_tiles[i]; t++)
+        rows += body->tiles[i][t].n_rows;
+    return body->n_tokens - rows;
+}

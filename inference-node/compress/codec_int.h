@@ -1,0 +1,65 @@
+/*
+ * What the files of this folder share: the option tables of spec.c, the body builder as decoders see it, and the
+ * payload code that several methods use. Not for other folders.
+ */
+#ifndef NODE_CODEC_INT_H
+#define NODE_CODEC_INT_H
+
+#include "compress/codec.h"
+
+/* ---- spec.c: one table of parameters per method ---- */
+
+typedef enum { NODE_PARAM_REAL, NODE_PARAM_UINT, NODE_PARAM_UINT64, NODE_PARAM_CHOICE } node_param_kind_t;
+
+typedef struct node_param {
+    const char *name;
+    node_param_kind_t kind;
+    size_t offset; /* of the field inside node_spec_t */
+    double lo, hi; /* REAL: lo < value <= hi; UINT: both included */
+    double preset; /* value when the text does not say */
+    const char
+        *list; /* CHOICE: "avg,max", the field gets the index; UINT: allowed values or NULL for the whole range */
+} node_param_t;
+
+/* Fills every field of the table, then writes the canonical text: method, then every parameter in table order. */
+vc_status_t node_params_parse(node_spec_t *spec, const char *method, const char *params, const node_param_t *table,
+                              uint32_t n_table, vc_err_t *err);
+
+/* Bits that the payload takes per stored K or V number, from the geometry alone. */
+double node_dropper_bits(double keep, uint32_t head_dim);
+double node_kivi_bits(const node_spec_t *spec, uint32_t head_dim);
+
+/* ---- dropper.c: kept bitmap, K rows, V rows ---- */
+
+#define NODE_BITMAP_BYTES (NODE_TILE / 8u)
+
+/* Bytes of one head with n_kept rows. */
+static inline uint32_t node_dropper_head_bytes(uint32_t n_kept, uint32_t head_dim)
+{
+    return NODE_BITMAP_BYTES + n_kept * head_dim * 4u;
+}
+/* Writes one head; kept: bit i = row i of the page. Returns the first byte after it. */
+uint8_t *node_dropper_encode_head(uint8_t *at, node_page_t *page, uint32_t layer, uint32_t head, uint32_t head_dim,
+                                  uint64_t kept);
+/* The decode slot of every dropper: checks the whole part against its length, then hands the rows to the builder. */
+vc_status_t node_dropper_decode(const node_spec_t *spec, const vc_kvrec_head_t *head, uint32_t layer, const void *part,
+                                uint32_t length, node_body_builder_t *builder, vc_err_t *err);
+
+/* ---- body.c, for decoders ---- */
+
+/* Rows of one head of one block: n_kept = popcount(kept) rows of head_dim f16 numbers, K then V, copied. */
+vc_status_t node_body_put_rows(node_body_builder_t *b, uint32_t block, uint32_t layer, uint32_t head, uint64_t kept,
+                               const uint8_t *k_rows, const uint8_t *v_rows, vc_err_t *err);
+/* The page of a block that a quantiser decodes into: made on the first call, owned by the builder. */
+vc_status_t node_body_own_page(node_body_builder_t *b, uint32_t block, node_page_t **page_p, vc_err_t *err);
+
+/* ---- the methods ---- */
+extern const node_codec_ops_t node_codec_none, node_codec_noise, node_codec_snapkv, node_codec_kivi;
+
+static inline uint32_t node_codec_no_need(const node_spec_t *spec)
+{
+    (void)spec;
+    return 0;
+}
+
+#endif

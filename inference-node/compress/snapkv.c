@@ -1,0 +1,189 @@
+/*
+ * SnapKV: keep the tokens that the last queries of the registered text attend to.
+ *
+ * Queries are those of the last `window` tokens, keys all of the prefix; the choice is made among the newly registered
+ * blocks only. Rows of stored blocks are never scored again, so what a record keeps is fixed by {T, first position} of
+ * its registration, which its header names.
+ *
+ * The window is exact for a drafter because it takes those blocks as full pages, not because the record holds them. So
+ * the window's own rows and the rest have budgets of their own, in proportion: when the prefix grows later, the old
+ * window is an ordinary block with as many kept rows as any.
+ */
+#include <string.h>
+
+#include "compress/snapkv_int.h"
+#include "vc/mem.h"
+
+static const node_param_t snapkv_params[] = {
+    {"keep", NODE_PARAM_REAL, offsetof(node_spec_t, keep), 0, 1, 0.25, NULL},
+    {"window", NODE_PARAM_UINT, offsetof(node_spec_t, window), 1, 1024, 64, NULL},
+    {"kernel", NODE_PARAM_UINT, offsetof(node_spec_t, kernel), 1, 63, 5, NULL},
+    {"pool", NODE_PARAM_CHOICE, offsetof(node_spec_t, max_pool), 0, 0, 0, "avg,max"},
+};
+
+static vc_status_t snapkv_parse(node_spec_t *spec, const char *params, vc_err_t *err)
+{
+    vc_status_t st = node_params_parse(spec, "snapkv", params, snapkv_params, VC_ARRAY_LEN(snapkv_params), err);
+    if (st == VC_OK && spec->kernel % 2 == 0)
+        return vc_err_set(err, VC_ERR_INVALID, "compressor snapkv: kernel=%u is not odd", spec->kernel);
+    return st;
+}
+
+static uint32_t snapkv_needs(const node_spec_t *spec)
+{
+    (void)spec;
+    return NODE_NEED_Q_WINDOW;
+}
+
+static uint32_t snapkv_window(const node_spec_t *spec) { return spec->window; }
+
+static uint32_t snapkv_sinks(const node_spec_t *spec)
+{
+    (void)spec;
+    return 1;
+}
+
+typedef struct snapkv_plan {
+    const node_compress_in_t *in;
+    uint32_t n_heads; /* n_layer * n_kv_head */
+    uint32_t n_new;   /* blocks */
+    uint64_t kept[];  /* [head][block - first_block] */
+} snapkv_plan_t;
+
+typedef struct page_keys {
+    const node_snapkv_ops_t *ops;
+    const node_kv_t *kv;
+    uint32_t layer, head, dim;
+} page_keys_t;
+
+static void keys_of_page(void *arg, uint32_t tile, float *kt)
+{
+    const page_keys_t *keys = arg;
+    node_page_t *page = node_kv_page_at(keys->kv, tile);
+    keys->ops->widen(node_page_k(page, keys->layer, keys->head), kt, (size_t)keys->dim * NODE_TILE);
+}
+
+/* scores, keys: scratch of one word per token of the prefix. */
+static vc_status_t select_head(const node_spec_t *spec, snapkv_plan_t *plan, uint32_t index, float *scores,
+                               uint64_t *keys, vc_err_t *err)
+{
+    const node_compress_in_t *in = plan->in;
+    const node_model_info_t *m = in->model;
+    const uint32_t layer = index / m->n_kv_head, head = index % m->n_kv_head, group = m->n_head / m->n_kv_head;
+    const uint32_t n_tokens = in->n_blocks * NODE_TILE, first = in->first_block * NODE_TILE;
+    const size_t q_row = (size_t)m->n_head * m->head_dim;
+    const node_snapkv_ops_t *ops = node_snapkv_ops(NODE_ISA_AUTO);
+    page_keys_t page_keys = {ops, in->kv, layer, head, m->head_dim};
+    node_snapkv_head_t score = {
+        .n_tokens = n_tokens,
+        .window = in->q_rows,
+        .kernel = spec->kernel,
+        .max_pool = spec->max_pool != 0,
+        .dim = m->head_dim,
+        .n_group = group,
+        .q = in->q_window + (size_t)layer * in->q_rows * q_row + (size_t)head * group * m->head_dim,
+        .q_stride = q_row,
+        .keys = keys_of_page,
+        .keys_arg = &page_keys,
+    };
+    vc_status_t st = node_snapkv_scores(ops, &score, scores, err);
+    if (st != VC_OK)
+        return vc_err_prefix(err, "snapkv layer %u head %u", layer, head);
+    uint32_t edge = VC_MAX(first, n_tokens - in->q_rows); /* first new token inside the window */
+    uint32_t take_rest, take_window;
+    node_snapkv_budget(spec->keep, edge - first, n_tokens - edge, &take_rest, &take_window);
+    uint64_t *kept = plan->kept + (size_t)index * plan->n_new;
+    node_snapkv_rank(scores + first, edge - first, take_rest, kept, 0, keys);
+    node_snapkv_rank(scores + edge, n_tokens - edge, take_window, kept, edge - first, keys);
+    return VC_OK;
+}
+
+static vc_status_t select_all(const node_spec_t *spec, snapkv_plan_t *plan, vc_err_t *err)
+{
+    const uint32_t n_tokens = plan->in->n_blocks * NODE_TILE;
+    float *scores = vc_calloc(n_tokens, sizeof(*scores));
+    uint64_t *keys = vc_calloc(n_tokens, sizeof(*keys));
+    vc_status_t st = VC_OK;
+    if (scores == NULL || keys == NULL)
+        st = vc_err_set(err, VC_ERR_NOMEM, "no memory to rank %u tokens", n_tokens);
+    for (uint32_t i = 0; st == VC_OK && i < plan->n_heads; i++)
+        st = select_head(spec, plan, i, scores, keys, err);
+    vc_free(scores);
+    vc_free(keys);
+    return st;
+}
+
+static vc_status_t snapkv_plan(const node_spec_t *spec, const node_compress_in_t *in, void **plan_p, vc_err_t *err)
+{
+    const node_model_info_t *m = in->model;
+    const uint32_t n_tokens = in->n_blocks * NODE_TILE, n_new = in->n_blocks - in->first_block;
+    if (in->q_rows != VC_MIN(spec->window, n_tokens))
+        return vc_err_set(err, VC_ERR_INVALID, "snapkv got the queries of %u tokens where it needs %u", in->q_rows,
+                          VC_MIN(spec->window, n_tokens));
+    if (m->n_kv_head == 0 || m->n_head % m->n_kv_head != 0)
+        return vc_err_set(err, VC_ERR_UNSUPPORTED, "%u query heads do not share %u KV heads evenly", m->n_head,
+                          m->n_kv_head);
+    const uint32_t n_heads = m->n_layer * m->n_kv_head;
+    size_t n_words, bytes;
+    snapkv_plan_t *plan = NULL;
+    if (vc_size_mul(n_heads, n_new, &n_words) && vc_size_mul(n_words, sizeof(uint64_t), &bytes) &&
+        vc_size_add(bytes, sizeof(*plan), &bytes))
+        plan = vc_calloc(1, bytes);
+    if (plan == NULL)
+        return vc_err_set(err, VC_ERR_NOMEM, "no memory for the selection of %u blocks", n_new);
+    plan->in = in;
+    plan->n_heads = n_heads;
+    plan->n_new = n_new;
+    vc_status_t st = VC_OK;
+    if (n_tokens <= spec->window)
+        memset(plan->kept, 0xff, n_words * sizeof(uint64_t)); /* too short to choose from: keep everything */
+    else
+        st = select_all(spec, plan, err);
+    if (st != VC_OK) {
+        vc_free(plan);
+        return st;
+    }
+    *plan_p = plan;
+    return VC_OK;
+}
+
+static uint64_t kept_of(const snapkv_plan_t *plan, uint32_t block, uint32_t layer, uint32_t head)
+{
+    size_t index = (size_t)layer * plan->in->model->n_kv_head + head;
+    return plan->kept[index * plan->n_new + (block - plan->in->first_block)];
+}
+
+static uint32_t snapkv_layer_bytes(const void *arg, uint32_t block, uint32_t layer)
+{
+    const snapkv_plan_t *plan = arg;
+    const node_model_info_t *m = plan->in->model;
+    uint32_t bytes = 0;
+    for (uint32_t h = 0; h < m->n_kv_head; h++)
+        bytes += node_dropper_head_bytes((uint32_t)__builtin_popcountll(kept_of(plan, block, layer, h)), m->head_dim);
+    return bytes;
+}
+
+static void snapkv_encode(const void *arg, uint32_t block, uint32_t layer, void *part)
+{
+    const snapkv_plan_t *plan = arg;
+    const node_model_info_t *m = plan->in->model;
+    node_page_t *page = node_kv_page_at(plan->in->kv, block);
+    uint8_t *at = part;
+    for (uint32_t h = 0; h < m->n_kv_head; h++)
+        at = node_dropper_encode_head(at, page, layer, h, m->head_dim, kept_of(plan, block, layer, h));
+}
+
+const node_codec_ops_t node_codec_snapkv = {
+    .name = "snapkv",
+    .params_help = "keep=0.25 window=64 kernel=5 (odd) pool=avg (avg, max)",
+    .kind = VC_KVREC_DROPPER,
+    .parse = snapkv_parse,
+    .needs = snapkv_needs,
+    .window_tokens = snapkv_window,
+    .sink_blocks = snapkv_sinks,
+    .plan = snapkv_plan,
+    .layer_bytes = snapkv_layer_bytes,
+    .encode = snapkv_encode,
+    .plan_free = vc_free,
+    .decode = node_dropper_decode,
+};

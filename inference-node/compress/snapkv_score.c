@@ -1,0 +1,175 @@
+/*
+ * Scores and ranking of SnapKV for one KV head, and the scalar arithmetic that the vector versions repeat lane by lane.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "compress/snapkv_int.h"
+#include "kernels/numerics.h"
+#include "vc/mem.h"
+
+static void widen_scalar(const uint16_t *src, float *dst, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = node_f32_from_f16(src[i]);
+}
+
+static void dots_scalar(const float *q, size_t q_stride, uint32_t n_rows, uint32_t dim, const float *kt, float *z,
+                        size_t z_stride)
+{
+    for (uint32_t r = 0; r < n_rows; r++) {
+        float acc[NODE_TILE] = {0};
+        for (uint32_t c = 0; c < dim; c++)
+            for (uint32_t i = 0; i < NODE_TILE; i++)
+                acc[i] = node_fma(q[r * q_stride + c], kt[(size_t)c * NODE_TILE + i], acc[i]);
+        memcpy(z + r * z_stride, acc, sizeof(acc));
+    }
+}
+
+static void softmax_add_scalar(float *z, uint32_t n, float scale, float *acc)
+{
+    float max = -INFINITY, lane[NODE_SNAPKV_LANES] = {0};
+    for (uint32_t i = 0; i < n; i++)
+        max = z[i] > max ? z[i] : max;
+    for (uint32_t i = 0; i < n; i++) {
+        z[i] = node_exp((z[i] - max) * scale);
+        lane[i % NODE_SNAPKV_LANES] += z[i];
+    }
+    float inv = 1.0f / node_snapkv_fold(lane);
+    for (uint32_t i = 0; i < n; i++)
+        acc[i] = node_fma(z[i], inv, acc[i]);
+}
+
+const node_snapkv_ops_t node_snapkv_scalar = {widen_scalar, dots_scalar, softmax_add_scalar};
+
+const node_snapkv_ops_t *node_snapkv_ops(node_isa_t isa)
+{
+    if (isa == NODE_ISA_AVX512 || (isa == NODE_ISA_AUTO && node_isa_available(NODE_ISA_AVX512)))
+        return &node_snapkv_avx512;
+    if (isa == NODE_ISA_AVX2 || (isa == NODE_ISA_AUTO && node_isa_available(NODE_ISA_AVX2)))
+        return &node_snapkv_avx2;
+    return &node_snapkv_scalar;
+}
+
+/* out[i] += pooled in[i] for a run of n places with nothing beyond its ends: zeros for the average, which divides by
+ * the kernel there too, and no candidates for the maximum. */
+static void pool_add(const float *in, uint32_t n, uint32_t kernel, bool max_pool, float *out)
+{
+    const uint32_t half = kernel / 2;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t lo = i > half ? i - half : 0, hi = VC_MIN(i + half, n - 1);
+        float v = in[lo];
+        for (uint32_t k = lo + 1; k <= hi; k++)
+            v = max_pool ? (in[k] > v || in[k] != in[k] ? in[k] : v) : v + in[k];
+        out[i] += max_pool ? v : v / (float)kernel;
+    }
+}
+
+typedef struct scratch {
+    float *kt, *z, *acc;
+    size_t n_pad;
+} scratch_t;
+
+static void free_scratch(scratch_t *s)
+{
+    vc_free(s->kt);
+    vc_free(s->z);
+    vc_free(s->acc);
+}
+
+static bool alloc_scratch(scratch_t *s, const node_snapkv_head_t *in)
+{
+    size_t rows = (size_t)in->n_group * in->window, n_z;
+    s->n_pad = vc_align_up(in->n_tokens, NODE_TILE);
+    s->kt = vc_alloc_aligned(64, (size_t)in->dim * NODE_TILE * sizeof(float));
+    s->acc = vc_alloc_aligned(64, s->n_pad * sizeof(float));
+    s->z = vc_size_mul(rows, s->n_pad * sizeof(float), &n_z) ? vc_alloc_aligned(64, n_z) : NULL;
+    return s->kt && s->acc && s->z;
+}
+
+/* Row j of the window sees the keys up to its own. */
+static void score_query_head(const node_snapkv_ops_t *ops, const node_snapkv_head_t *in, uint32_t g, scratch_t *s,
+                             float *scores)
+{
+    const float scale = 1.0f / sqrtf((float)in->dim);
+    memset(s->acc, 0, s->n_pad * sizeof(float));
+    const uint32_t rest = in->n_tokens - in->window;
+    for (uint32_t j = 0; j < in->window; j++) {
+        float *z = s->z + ((size_t)g * in->window + j) * s->n_pad;
+        for (size_t i = rest + j + 1; i < s->n_pad; i++)
+            z[i] = -INFINITY;
+        ops->softmax_add(z, (uint32_t)s->n_pad, scale, s->acc);
+    }
+    for (uint32_t i = 0; i < in->n_tokens; i++)
+        s->acc[i] /= (float)in->window;
+    pool_add(s->acc, rest, in->kernel, in->max_pool, scores);
+    pool_add(s->acc + rest, in->window, in->kernel, in->max_pool, scores + rest);
+}
+
+vc_status_t node_snapkv_scores(const node_snapkv_ops_t *ops, const node_snapkv_head_t *in, float *scores, vc_err_t *err)
+{
+    scratch_t s = {0};
+    if (!alloc_scratch(&s, in)) {
+        free_scratch(&s);
+        return vc_err_set(err, VC_ERR_NOMEM, "no memory to score %u tokens", in->n_tokens);
+    }
+    for (uint32_t t = 0; t < s.n_pad / NODE_TILE; t++) {
+        in->keys(in->keys_arg, t, s.kt);
+        for (uint32_t g = 0; g < in->n_group; g++)
+            ops->dots(in->q + (size_t)g * in->dim, in->q_stride, in->window, in->dim, s.kt,
+                      s.z + (size_t)g * in->window * s.n_pad + (size_t)t * NODE_TILE, s.n_pad);
+    }
+    memset(scores, 0, in->n_tokens * sizeof(float));
+    for (uint32_t g = 0; g < in->n_group; g++)
+        score_query_head(ops, in, g, &s, scores);
+    uint32_t n_nan = 0;
+    for (uint32_t i = 0; i < in->n_tokens; i++) {
+        scores[i] /= (float)in->n_group;
+        n_nan += scores[i] != scores[i];
+    }
+    free_scratch(&s);
+    if (n_nan)
+        return vc_err_set(err, VC_ERR_INVALID, "%u of %u scores are not numbers", n_nan, in->n_tokens);
+    return VC_OK;
+}
+
+/* Ascending keys are descending scores; the place in the low half makes every key different. */
+static uint64_t rank_key(float score, uint32_t place)
+{
+    uint32_t u = node_bits_from_f32(score + 0.0f); /* -0 and +0 tie */
+    u = u & 0x80000000u ? u : ~(u | 0x80000000u);
+    if (score != score)
+        u = UINT32_MAX;
+    return (uint64_t)u << 32 | place;
+}
+
+static int compare_keys(const void *a, const void *b)
+{
+    uint64_t x, y;
+    memcpy(&x, a, sizeof(x));
+    memcpy(&y, b, sizeof(y));
+    return (x > y) - (x < y);
+}
+
+void node_snapkv_rank(const float *scores, uint32_t n, uint32_t take, uint64_t *kept, uint32_t base, uint64_t *keys)
+{
+    for (uint32_t i = 0; i < n; i++)
+        keys[i] = rank_key(scores[i], i);
+    if (take < n)
+        qsort(keys, n, sizeof(*keys), compare_keys);
+    for (uint32_t i = 0; i < VC_MIN(take, n); i++) {
+        uint32_t bit = base + (uint32_t)keys[i];
+        kept[bit / 64] |= 1ull << bit % 64;
+    }
+}
+
+void node_snapkv_budget(double keep, uint32_t rest, uint32_t window, uint32_t *take_rest_p, uint32_t *take_window_p)
+{
+    uint32_t span = rest + window;
+    uint32_t total = (uint32_t)(keep * span + 0.5), in_window = (uint32_t)(keep * window + 0.5);
+    total = VC_MIN(VC_MAX(total, 1u), span);
+    in_window = VC_MIN(VC_MIN(in_window, window), total);
+    uint32_t before = VC_MIN(total - in_window, rest);
+    *take_rest_p = before;
+    *take_window_p = total - before; /* what does not fit before the window falls to it */
+}

@@ -1,0 +1,264 @@
+/*
+ * Compressor specs as text: method[:name=value[,name=value]*].
+ *
+ * Two texts that mean the same compressor have one canonical text: every parameter, in the order of the method's table,
+ * numbers in their shortest form that reads back as the same double. The spec id is a hash of it, so this file decides
+ * which stored copies are found again: changing how a number is printed loses all of them.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compress/codec_int.h"
+#include "vc/mem.h"
+
+static const node_codec_ops_t *const codecs[] = {&node_codec_none, &node_codec_noise, &node_codec_snapkv,
+                                                 &node_codec_kivi};
+
+const node_codec_ops_t *const *node_codecs(uint32_t *n_p)
+{
+    *n_p = (uint32_t)VC_ARRAY_LEN(codecs);
+    return codecs;
+}
+
+/* Shortest digits that read back as value: plain notation from 1e-4 to below 1e15, else d.ddde-N without padding. */
+static void print_real(double value, char *out, size_t cap)
+{
+    char digits[40];
+    int precision = 0;
+    do
+        snprintf(digits, sizeof(digits), "%.*e", precision, value);
+    while (strtod(digits, NULL) != value && ++precision < 17);
+    char *e = strchr(digits, 'e');
+    int exponent = atoi(e + 1);
+    if (exponent >= -4 && exponent < 15) {
+        snprintf(out, cap, "%.*f", precision > exponent ? precision - exponent : 0, value);
+        return;
+    }
+    *e = '\0';
+    snprintf(out, cap, "%se%d", digits, exponent);
+}
+
+/* Appends; the text stays terminated. False when it is full. */
+static bool append(char *text, const char *add)
+{
+    size_t used = strlen(text), n = strlen(add);
+    if (used + n >= VC_SPEC_TEXT_MAX)
+        return false;
+    memcpy(text + used, add, n + 1);
+    return true;
+}
+
+static void *field_of(node_spec_t *spec, const node_param_t *p) { return (char *)spec + p->offset; }
+
+static void store(node_spec_t *spec, const node_param_t *p, double real, uint64_t whole)
+{
+    if (p->kind == NODE_PARAM_REAL)
+        memcpy(field_of(spec, p), &real, sizeof(real));
+    else if (p->kind == NODE_PARAM_UINT64)
+        memcpy(field_of(spec, p), &whole, sizeof(whole));
+    else
+        memcpy(field_of(spec, p), &(uint32_t){(uint32_t)whole}, sizeof(uint32_t));
+}
+
+static bool parse_whole(const char *text, uint64_t *value_p)
+{
+    uint64_t v = 0;
+    if (*text == '\0')
+        return false;
+    for (; *text; text++) {
+        if (*text < '0' || *text > '9' || __builtin_mul_overflow(v, 10u, &v) ||
+            __builtin_add_overflow(v, (uint64_t)(*text - '0'), &v))
+            return false;
+    }
+    *value_p = v;
+    return true;
+}
+
+/* Digits, one point, one exponent: strtod alone would also take hexadecimal, "inf", "nan" and leading blanks. */
+static bool parse_real(const char *text, double *value_p)
+{
+    if (*text == '\0' || strspn(text, "0123456789.eE+-") != strlen(text))
+        return false;
+    char *end;
+    *value_p = strtod(text, &end);
+    return *end == '\0' && isfinite(*value_p);
+}
+
+/* Index of the word in "a,b,c", or -1. */
+static int word_index(const char *list, const char *word)
+{
+    size_t n = strlen(word);
+    int index = 0;
+    for (const char *at = list; n > 0; index++) {
+        size_t len = strcspn(at, ",");
+        if (len == n && memcmp(at, word, n) == 0)
+            return index;
+        if (at[len] == '\0')
+            break;
+        at += len + 1;
+    }
+    return -1;
+}
+
+static vc_status_t set_value(node_spec_t *spec, const char *method, const node_param_t *p, const char *text,
+                             vc_err_t *err)
+{
+    double real = 0;
+    uint64_t whole = 0;
+    switch (p->kind) {
+    case NODE_PARAM_REAL:
+        if (!parse_real(text, &real) || !(real > p->lo && real <= p->hi))
+            return vc_err_set(err, VC_ERR_INVALID, "compressor %s: %s=%s is not a number above %g and at most %g",
+                              method, p->name, text, p->lo, p->hi);
+        break;
+    case NODE_PARAM_UINT64:
+        if (!parse_whole(text, &whole))
+            return vc_err_set(err, VC_ERR_INVALID, "compressor %s: %s=%s is not a whole number below 2^64", method,
+                              p->name, text);
+        break;
+    case NODE_PARAM_UINT:
+        if (p->list && (!parse_whole(text, &whole) || word_index(p->list, text) < 0))
+            return vc_err_set(err, VC_ERR_INVALID, "compressor %s: %s=%s is not one of %s", method, p->name, text,
+                              p->list);
+        if (!p->list && (!parse_whole(text, &whole) || (double)whole < p->lo || (double)whole > p->hi))
+            return vc_err_set(err, VC_ERR_INVALID, "compressor %s: %s=%s is not a whole number from %g to %g", method,
+                              p->name, text, p->lo, p->hi);
+        break;
+    case NODE_PARAM_CHOICE: {
+        int index = word_index(p->list, text);
+        if (index < 0)
+            return vc_err_set(err, VC_ERR_INVALID, "compressor %s: %s=%s is not one of %s", method, p->name, text,
+                              p->list);
+        whole = (uint64_t)index;
+        break;
+    }
+    }
+    store(spec, p, real, whole);
+    return VC_OK;
+}
+
+static bool print_value(node_spec_t *spec, const node_param_t *p, bool first)
+{
+    char value[48];
+    uint32_t u32 = 0;
+    if (p->kind == NODE_PARAM_REAL) {
+        double real;
+        memcpy(&real, field_of(spec, p), sizeof(real));
+        print_real(real, value, sizeof(value));
+    } else if (p->kind == NODE_PARAM_UINT64) {
+        uint64_t u64;
+        memcpy(&u64, field_of(spec, p), sizeof(u64));
+        snprintf(value, sizeof(value), "%llu", (unsigned long long)u64);
+    } else if (p->kind == NODE_PARAM_UINT) {
+        memcpy(&u32, field_of(spec, p), sizeof(u32));
+        snprintf(value, sizeof(value), "%u", u32);
+    } else {
+        memcpy(&u32, field_of(spec, p), sizeof(u32));
+        const char *at = p->list;
+        for (uint32_t i = 0; i < u32; i++)
+            at += strcspn(at, ",") + 1;
+        snprintf(value, sizeof(value), "%.*s", (int)strcspn(at, ","), at);
+    }
+    return append(spec->text, first ? ":" : ",") && append(spec->text, p->name) && append(spec->text, "=") &&
+           append(spec->text, value);
+}
+
+static vc_status_t unknown_param(const char *method, const char *name, const node_param_t *table, uint32_t n_table,
+                                 vc_err_t *err)
+{
+    char list[200] = "";
+    for (uint32_t i = 0; i < n_table; i++) {
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof(list) - used, "%s%s", i ? ", " : "", table[i].name);
+    }
+    if (n_table == 0)
+        return vc_err_set(err, VC_ERR_INVALID, "compressor %s takes no parameters, not %s", method, name);
+    return vc_err_set(err, VC_ERR_INVALID, "compressor %s has no parameter %s; there are: %s", method, name, list);
+}
+
+/* One "name=value" of the text; seen has one bit per table entry. */
+static vc_status_t parse_pair(node_spec_t *spec, const char *method, char *pair, const node_param_t *table,
+                              uint32_t n_table, uint32_t *seen, vc_err_t *err)
+{
+    char *eq = strchr(pair, '=');
+    if (eq == NULL)
+        return vc_err_set(err, VC_ERR_INVALID, "compressor %s: \"%s\" is not name=value", method, pair);
+    *eq = '\0';
+    for (uint32_t i = 0; i < n_table; i++) {
+        if (strcmp(table[i].name, pair) != 0)
+            continue;
+        if (*seen & 1u << i)
+            return vc_err_set(err, VC_ERR_INVALID, "compressor %s: %s is given twice", method, pair);
+        *seen |= 1u << i;
+        return set_value(spec, method, &table[i], eq + 1, err);
+    }
+    return unknown_param(method, pair, table, n_table, err);
+}
+
+vc_status_t node_params_parse(node_spec_t *spec, const char *method, const char *params, const node_param_t *table,
+                              uint32_t n_table, vc_err_t *err)
+{
+    for (uint32_t i = 0; i < n_table; i++)
+        store(spec, &table[i], table[i].preset, (uint64_t)table[i].preset);
+    char buf[VC_SPEC_TEXT_MAX] = "";
+    if (params)
+        snprintf(buf, sizeof(buf), "%s", params); /* node_spec_parse has bounded the whole text */
+    uint32_t seen = 0;
+    for (char *at = params ? buf : NULL; at != NULL;) {
+        char *comma = strchr(at, ',');
+        if (comma)
+            *comma = '\0';
+        vc_status_t st = parse_pair(spec, method, at, table, n_table, &seen, err);
+        if (st != VC_OK)
+            return st;
+        at = comma ? comma + 1 : NULL;
+    }
+    spec->text[0] = '\0';
+    bool fits = append(spec->text, method);
+    for (uint32_t i = 0; i < n_table && fits; i++)
+        fits = print_value(spec, &table[i], i == 0);
+    if (!fits)
+        return vc_err_set(err, VC_ERR_INVALID, "compressor %s: the canonical text is longer than %d bytes", method,
+                          VC_SPEC_TEXT_MAX - 1);
+    return VC_OK;
+}
+
+static vc_status_t unknown_method(const char *name, size_t n, vc_err_t *err)
+{
+    char list[200] = "";
+    for (size_t i = 0; i < VC_ARRAY_LEN(codecs); i++) {
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof(list) - used, "%s%s", i ? ", " : "", codecs[i]->name);
+    }
+    return vc_err_set(err, VC_ERR_INVALID, "unknown compressor \"%.*s\"; there are: %s", (int)n, name, list);
+}
+
+vc_status_t node_spec_parse(const char *text, node_spec_t *spec_p, vc_err_t *err)
+{
+    if (text == NULL || strlen(text) >= VC_SPEC_TEXT_MAX)
+        return vc_err_set(err, VC_ERR_INVALID, "a compressor spec has at most %d bytes", VC_SPEC_TEXT_MAX - 1);
+    size_t n = strcspn(text, ":");
+    for (size_t i = 0; i < VC_ARRAY_LEN(codecs); i++) {
+        if (strlen(codecs[i]->name) != n || memcmp(codecs[i]->name, text, n) != 0)
+            continue;
+        node_spec_t spec;
+        memset(&spec, 0, sizeof(spec)); /* padding too: specs are compared and copied whole */
+        spec.ops = codecs[i];
+        vc_status_t st = codecs[i]->parse(&spec, text[n] == ':' ? text + n + 1 : NULL, err);
+        if (st != VC_OK)
+            return st;
+        vc_spec_id(spec.text, NULL, &spec.id);
+        *spec_p = spec;
+        return VC_OK;
+    }
+    return unknown_method(text, n, err);
+}
+
+double node_spec_bits_per_element(const node_spec_t *spec, const node_model_info_t *model)
+{
+    if (spec->ops->kind == VC_KVREC_QUANTISER)
+        return node_kivi_bits(spec, model->head_dim);
+    return node_dropper_bits(spec->keep, model->head_dim);
+}
