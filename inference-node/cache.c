@@ -362,15 +362,9 @@ static void free_records(store_source_t *source, uint32_t n_specs)
 }
 
 vc_status_t node_cache_store(node_cache_t *cache, const node_compress_in_t *in, const node_spec_t *specs,
-                             uint32_t n_specs, node_cache_stored_t *stored_p, vc_err_t *err)
+                             uint32_t n_specs, const uint32_t *counts, node_cache_stored_t *stored_p, vc_err_t *err)
 {
-    uint32_t counts[8] = {0};
     *stored_p = (node_cache_stored_t){0};
-    if (in->n_blocks == 0)
-        return VC_OK;
-    vc_status_t status = node_cache_probe(cache, specs, n_specs, in->tokens, in->n_blocks * NODE_TILE, counts, err);
-    if (status != VC_OK)
-        return status;
     uint32_t first = in->n_blocks;
     vcache_fidelity_t fids[8];
     for (uint32_t i = 0; i <= n_specs; i++) {
@@ -385,12 +379,12 @@ vc_status_t node_cache_store(node_cache_t *cache, const node_compress_in_t *in, 
     store_source_t source = {.cache = cache, .in = in, .specs = specs, .counts = counts};
     vcache_register_stats_t stats = {0};
     vcache_error_t cerr = {0};
-    status = (vc_status_t)vcache_register(cache->client, cache->keyspace, cache->keyspace_len, in->tokens, first,
-                                          in->n_blocks, fids, n_specs + 1, give_record, &source, &stats, &cerr);
+    vcache_status_t status = vcache_register(cache->client, cache->keyspace, cache->keyspace_len, in->tokens, first,
+                                             in->n_blocks, fids, n_specs + 1, give_record, &source, &stats, &cerr);
     free_records(&source, n_specs);
-    if (status != VC_OK)
+    if (status != 0)
         return source.err.msg[0] != '\0' ? vc_err_set(err, source.err.status, "%s", source.err.msg)
-                                         : copy_err(err, &cerr, (vcache_status_t)status);
+                                         : copy_err(err, &cerr, status);
     *stored_p = (node_cache_stored_t){stats.n_stored, stats.n_present, stats.bytes, (uint32_t)stats.path};
     return VC_OK;
 }

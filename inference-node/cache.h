@@ -55,10 +55,12 @@ typedef struct node_cache_stored {
 vc_status_t node_cache_probe(node_cache_t *cache, const node_spec_t *specs, uint32_t n_specs, const uint32_t *tokens,
                              uint32_t n_tokens, uint32_t *counts, vc_err_t *err);
 
-/* Stores full and compressed copies of blocks [0, n_blocks) that the server lacks. in: full KV of the chain
- * (first_block is set by this call from what the server holds). Compression runs once per spec, when the first of its
- * records is asked for. */
+/*
+ * Stores the full and compressed copies of blocks [0, n_blocks) that the server lacks; counts: the answer of a probe of
+ * the same specs. in: full KV of the chain (first_block is set here). Compression runs once per spec, when the first of
+ * its records is asked for.
+ */
 vc_status_t node_cache_store(node_cache_t *cache, const node_compress_in_t *in, const node_spec_t *specs,
-                             uint32_t n_specs, node_cache_stored_t *stored_p, vc_err_t *err);
+                             uint32_t n_specs, const uint32_t *counts, node_cache_stored_t *stored_p, vc_err_t *err);
 
 #endif

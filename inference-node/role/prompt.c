@@ -1,0 +1,70 @@
+/* Reads and encodes prompts. No state. */
+#include "role/prompt.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "vc/mem.h"
+
+static vc_status_t read_all(FILE *f, size_t max_bytes, char **text_p, size_t *bytes_p)
+{
+    size_t cap = 64u << 10, used = 0;
+    char *buf = vc_alloc(cap);
+    if (buf == NULL)
+        return VC_ERR_NOMEM;
+    for (size_t n; (n = fread(buf + used, 1, cap - used, f)) > 0;) {
+        used += n;
+        char *more = buf;
+        if (used == cap)
+            more = vc_realloc(buf, 2, cap);
+        if (used > max_bytes || more == NULL) {
+            vc_free(buf);
+            return more == NULL ? VC_ERR_NOMEM : VC_ERR_RANGE;
+        }
+        cap = used == cap ? 2 * cap : cap;
+        buf = more;
+    }
+    *text_p = buf;
+    *bytes_p = used;
+    return VC_OK;
+}
+
+vc_status_t node_prompt_read_file(const char *path, size_t max_bytes, char **text_p, size_t *bytes_p, vc_err_t *err)
+{
+    FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    if (f == NULL)
+        return vc_err_set(err, vc_status_from_errno(errno), "cannot open %s: %s", path, strerror(errno));
+    vc_status_t status = read_all(f, max_bytes, text_p, bytes_p);
+    bool bad = status == VC_OK && ferror(f) != 0;
+    if (f != stdin)
+        fclose(f);
+    if (bad) {
+        vc_free(*text_p);
+        status = VC_ERR_IO;
+    }
+    if (status != VC_OK)
+        vc_err_set(err, status, "cannot read %s: %s", path,
+                   status == VC_ERR_RANGE ? "it is too large" : vc_status_name(status));
+    return status;
+}
+
+vc_status_t node_prompt_encode(const node_gguf_t *gguf, const node_tokenizer_t *tok, const node_prompt_t *prompt,
+                               bool open_ended, uint32_t **ids_p, uint32_t *n_p, vc_err_t *err)
+{
+    if (prompt->raw)
+        return node_tokenizer_encode(tok, prompt->text, prompt->bytes, true, ids_p, n_p, err);
+    node_chat_msg_t msgs[2];
+    uint32_t n = 0;
+    if (prompt->system != NULL && prompt->system[0] != '\0')
+        msgs[n++] = (node_chat_msg_t){"system", prompt->system, strlen(prompt->system)};
+    msgs[n++] = (node_chat_msg_t){"user", prompt->text, prompt->bytes};
+    vc_status_t status = node_chat_encode(tok, gguf, msgs, n, !open_ended, ids_p, n_p, err);
+    if (status != VC_OK || !open_ended)
+        return status;
+    uint32_t len = *n_p; /* cut at the special token that closes the turn, and what follows it */
+    while (len > 0 && !node_tokenizer_is_special(tok, (*ids_p)[len - 1]))
+        len--;
+    *n_p = len > 0 ? len - 1 : 0;
+    return VC_OK;
+}
