@@ -1,0 +1,56 @@
+/*
+ * What every bench shares: the printed head (command, commit, machine), time, samples with percentiles, the line
+ * "figure NAME VALUE" that scripts read, and --quick. Benches are single-threaded towards this module.
+ */
+#ifndef BENCH_HARNESS_H
+#define BENCH_HARNESS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Reads --quick and --csv FILE out of argv, prints the head. Call first. Other arguments stay, in order:
+ * bench_argc() and bench_argv(i), i from 1. */
+void bench_init(const char *name, int argc, char **argv);
+bool bench_quick(void); /* toy sizes: a smoke test in seconds, figures mean nothing */
+int bench_argc(void);
+const char *bench_argv(int i);
+/* Value of "--name VALUE" or "--name=VALUE" among the arguments, or deflt. */
+const char *bench_option(const char *name, const char *deflt);
+
+double bench_now_s(void); /* monotonic seconds */
+double bench_cpu_s(void); /* processor seconds of this process, all threads */
+
+/* A growing list of numbers. Zero-initialise; bench_samples_free at the end. */
+typedef struct bench_samples {
+    double *v;
+    size_t n, cap;
+} bench_samples_t;
+void bench_add(bench_samples_t *s, double value);
+double bench_percentile(const bench_samples_t *s, double p); /* p in 0..100, nearest rank; NaN without samples */
+double bench_median(const bench_samples_t *s);               /* mean of the middle two for an even count */
+double bench_min(const bench_samples_t *s);
+double bench_max(const bench_samples_t *s);
+double bench_mean(const bench_samples_t *s);
+void bench_samples_free(bench_samples_t *s);
+
+/* One row: name, unit, median, p10, p90, p99, n. Also to the CSV file. */
+void bench_row(const char *name, const char *unit, const bench_samples_t *s);
+/* "figure NAME VALUE", the machine-readable result, NAME as in the README. Also to the CSV file. */
+void bench_figure(const char *name, double value);
+/* A remark under the table, one line. */
+void bench_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* Prints the sentence and ends with exit code 1. */
+void bench_fail(const char *fmt, ...) __attribute__((noreturn, format(printf, 1, 2)));
+
+/* Pins the calling thread; false when the machine has no such CPU. */
+bool bench_pin(int cpu);
+int bench_n_cpus(void);
+/* Directory for temporary files of this run: under --dir, else TMPDIR, else /tmp; removed at exit with all it holds. */
+const char *bench_tmpdir(void);
+/* Runs argv (NULL-terminated) with stdout captured into out (cap bytes, NUL-terminated). Exit code, or -1. */
+int bench_run(char *const argv[], char *out, size_t cap);
+/* True when the program is in PATH. */
+bool bench_have(const char *program);
+
+#endif
