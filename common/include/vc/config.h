@@ -21,6 +21,7 @@ typedef enum {
     VC_OPT_ENUM    /* int *; choices "a|b|c" -> 0, 1, 2 */
 } vc_opt_type_t;
 
+/* A table ends with an entry whose name is NULL. "config", "print-config", "help" and "version" are built in. */
 typedef struct vc_opt {
     const char *name; /* "data-dir": flag --data-dir, environment VERICACHE_DATA_DIR */
     vc_opt_type_t type;
@@ -34,22 +35,28 @@ typedef struct vc_opt {
 typedef struct vc_config vc_config_t;
 
 /*
- * Parses argv[1..] over environment and file. Positional arguments are collected in order and may stand
- * anywhere; "--" ends the options. --help and --version are left to the caller, who sees them as
- * vc_config_wants_help(). --print-config likewise. environ_list: NULL-terminated "K=V" (pass environ), or NULL for
- * none.
+ * Parses argv[1..] over environment and file. Positional arguments are collected in order and may stand anywhere; "--"
+ * ends the options. --name VALUE and --name=VALUE are the same; a value that starts with "--" needs the second form;
+ * the last of several wins. --config FILE, or VERICACHE_CONFIG, names the file. --help (-h) and --version are left to
+ * the caller, who sees them as vc_config_wants_help() and _wants_version() with every value at its default;
+ * --print-config likewise, with the effective values. environ_list: NULL-terminated "K=V" (pass environ), or NULL for
+ * none; VERICACHE_MODEL and VERICACHE_CACHE are passed over where they are no options. argv must outlive the config.
+ * *config_p is written only on success; on failure err says which option of which source is wrong.
  */
 vc_status_t vc_config_parse(const vc_opt_t *table, int argc, char **argv, char **environ_list, vc_config_t **config_p,
                             vc_err_t *err);
 bool vc_config_wants_help(const vc_config_t *config);
+bool vc_config_wants_version(const vc_config_t *config);
 bool vc_config_wants_print(const vc_config_t *config);
 int vc_config_n_args(const vc_config_t *config);
-const char *vc_config_arg(const vc_config_t *config, int i);
+const char *vc_config_arg(const vc_config_t *config, int i); /* NULL when there is none */
 void vc_config_print_help(const vc_opt_t *table, FILE *out);
 void vc_config_print_values(const vc_opt_t *table, const vc_config_t *config, FILE *out); /* name = value  # source */
+/* String options that were set point at their defaults again. NULL is fine. */
 void vc_config_free(vc_config_t *config);
 
-/* The parsers behind BYTES and RATE, for specs and tests. */
+/* The parsers behind BYTES and RATE, for specs and tests. INVALID for other text, RANGE when the unit takes it beyond
+ * 64 bits. At most six digits follow the point; what is less than one byte or bit is dropped. */
 vc_status_t vc_parse_bytes(const char *text, uint64_t *bytes_p);
 vc_status_t vc_parse_rate(const char *text, uint64_t *bits_per_s_p);
 
