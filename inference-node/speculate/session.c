@@ -1,0 +1,99 @@
+/* Draft, verify, commit in one process. Timing decides how many tokens are drafted and never what is committed. */
+#include "speculate/session.h"
+
+#include "vc/mem.h"
+
+struct node_session {
+    node_session_opts_t opt;
+    node_verifier_t *v; /* the caller's */
+    node_drafter_t *d;
+    node_length_t length;
+    uint32_t *drafts; /* [max_draft] */
+    uint32_t max_draft;
+    node_session_stats_t stats;
+};
+
+void node_session_opts_default(node_session_opts_t *opts)
+{
+    *opts = (node_session_opts_t){.draft_length = NODE_DRAFT_AUTO, .clock = vc_clock_system()};
+}
+
+vc_status_t node_session_create(const node_session_opts_t *opts, const node_drafter_opts_t *drafter_opts,
+                                node_verifier_t *v, node_session_t **s_p, vc_err_t *err)
+{
+    node_session_t *s = vc_calloc(1, sizeof *s);
+    if (!s)
+        return vc_err_set(err, VC_ERR_NOMEM, "session: out of memory");
+    s->opt = *opts;
+    s->v = v;
+    s->max_draft = drafter_opts->max_draft;
+    node_length_init(&s->length, s->max_draft);
+    s->drafts = vc_calloc(s->max_draft, sizeof *s->drafts);
+    uint32_t n;
+    const uint32_t *tokens = node_verifier_tokens(v, &n);
+    vc_status_t st = s->drafts ? node_drafter_create(drafter_opts, tokens, n, &s->d, err)
+                               : vc_err_set(err, VC_ERR_NOMEM, "session: out of memory");
+    if (st != VC_OK) {
+        node_session_destroy(s);
+        return st;
+    }
+    *s_p = s;
+    return VC_OK;
+}
+
+void node_session_destroy(node_session_t *s)
+{
+    if (!s)
+        return;
+    node_drafter_destroy(s->d);
+    vc_free(s->drafts);
+    vc_free(s);
+}
+
+/* Drafts into s->drafts: a fixed number, or as many as pay. */
+static vc_status_t draft(node_session_t *s, uint32_t *n_p, vc_err_t *err)
+{
+    uint32_t useful = VC_MIN(node_verifier_max_useful(s->v), s->max_draft);
+    bool adaptive = s->opt.draft_length == NODE_DRAFT_AUTO;
+    *n_p = 0;
+    if (!useful || (adaptive ? !node_length_begin(&s->length) : !s->opt.draft_length))
+        return VC_OK;
+    vc_status_t st = node_drafter_share(s->d, node_verifier_kv(s->v), err);
+    if (st != VC_OK)
+        return st;
+    if (!adaptive)
+        return node_drafter_draft(s->d, VC_MIN(s->opt.draft_length, useful), s->drafts, NULL, n_p, err);
+    node_pick_t pick;
+    do {
+        if ((st = node_drafter_next(s->d, &pick, err)) != VC_OK)
+            return st;
+        s->drafts[(*n_p)++] = pick.token;
+    } while (node_length_more(&s->length, pick.margin) && *n_p < useful);
+    return VC_OK;
+}
+
+vc_status_t node_session_round(node_session_t *s, node_verdict_t *verdict_p, vc_err_t *err)
+{
+    uint64_t t0 = vc_clock_now_us(s->opt.clock);
+    uint32_t n;
+    vc_status_t st = draft(s, &n, err);
+    uint64_t t1 = vc_clock_now_us(s->opt.clock);
+    if (st == VC_OK)
+        st = node_verifier_step(s->v, s->drafts, n, verdict_p, err);
+    if (st == VC_OK)
+        st = node_drafter_commit(s->d, verdict_p->tokens, verdict_p->n_tokens, NULL, err);
+    if (st != VC_OK)
+        return st;
+    uint64_t t2 = vc_clock_now_us(s->opt.clock);
+    s->stats.draft_us += t1 - t0;
+    s->stats.verify_us += t2 - t1;
+    s->stats.n_plain_rounds += !n;
+    node_length_end(&s->length, &(node_length_round_t){.n_drafts = verdict_p->n_drafts,
+                                                       .n_accepted = verdict_p->n_accepted,
+                                                       .n_tokens = verdict_p->n_tokens,
+                                                       .draft_us = (double)(t1 - t0),
+                                                       .verify_us = (double)(t2 - t1)});
+    return VC_OK;
+}
+
+void node_session_stats(const node_session_t *s, node_session_stats_t *stats_p) { *stats_p = s->stats; }
