@@ -48,5 +48,14 @@ void node_close(node_t *node)
     vc_free(node);
 }
 
+uint32_t node_end_tokens(const node_tokenizer_t *tok, uint32_t *ids, uint32_t cap)
+{
+    uint32_t n = 0, n_vocab = node_tokenizer_n_vocab(tok);
+    for (uint32_t id = 0; id < n_vocab && n < cap; id++)
+        if (node_tokenizer_is_end(tok, id))
+            ids[n++] = id;
+    return n;
+}
+
 void node_pass_begin(node_t *node) { pthread_mutex_lock(&node->pass_lock); }
 void node_pass_end(node_t *node) { pthread_mutex_unlock(&node->pass_lock); }

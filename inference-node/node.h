@@ -26,6 +26,9 @@ void node_opts_default(node_opts_t *opts);
 
 vc_status_t node_open(const node_opts_t *opts, node_t **node_p, vc_err_t *err);
 void node_close(node_t *node);
+/* Ids that end a generation, ascending; at most cap. */
+uint32_t node_end_tokens(const node_tokenizer_t *tok, uint32_t *ids, uint32_t cap);
+/* One forward pass at a time. */
 void node_pass_begin(node_t *node);
 void node_pass_end(node_t *node);
 

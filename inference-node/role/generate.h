@@ -10,6 +10,7 @@
 #include "compress/codec.h"
 #include "model/engine.h"
 #include "speculate/sample.h"
+#include "speculate/session.h"
 #include "speculate/text.h"
 #include "vc/config.h"
 
@@ -33,7 +34,9 @@ typedef struct node_generate_opts {
     node_isa_t isa;
     uint64_t context; /* 0: the model's */
     /* remote */
-    const char *server, *verifier;
+    const char *server, *verifier; /* verifier: one HOST:PORT or several separated by ',' */
+    bool data_plane;               /* full KV over UCX where the server offers it */
+    bool tail_verified;            /* draft behind the verifier's K, V rows instead of our own */
 } node_generate_opts_t;
 
 /* Whole program: returns the exit code. argv[0] is "generate". */
@@ -41,7 +44,7 @@ int node_generate_main(int argc, char **argv, char **envp);
 /* Solo. Text goes to out as it is committed. *stop_flag (may be NULL) != 0 ends the generation: CANCELLED. */
 vc_status_t node_generate_solo(const node_generate_opts_t *opts, FILE *out, const volatile sig_atomic_t *stop_flag,
                                vc_err_t *err);
-/* With --server and --verifier: role/draft.c. */
+/* With --server or --verifier: role/remote.c. */
 vc_status_t node_generate_remote(const node_generate_opts_t *opts, FILE *out, const volatile sig_atomic_t *stop_flag,
                                  vc_err_t *err);
 

@@ -22,7 +22,7 @@ struct node_verify_client {
     pthread_cond_t changed;
     vc_bytes_t queue[QUEUE_CAP];
     uint32_t head, n;
-    bool stopping, woken;
+    bool stopping;
     vc_status_t end; /* OK while the stream lives */
     vc_err_t end_err;
     uint64_t bytes;
@@ -180,10 +180,9 @@ vc_status_t node_verify_client_next(node_verify_client_t *c, uint32_t timeout_ms
     vc_bytes_t bytes = {0};
     vc_status_t status = VC_ERR_AGAIN;
     pthread_mutex_lock(&c->lock);
-    while (c->n == 0 && c->end == VC_OK && !c->woken && timeout_ms > 0)
+    while (c->n == 0 && c->end == VC_OK && timeout_ms > 0)
         if (pthread_cond_timedwait(&c->changed, &c->lock, &deadline) != 0)
             break;
-    c->woken = false;
     if (c->n > 0) {
         bytes = c->queue[c->head];
         c->head = (c->head + 1) % QUEUE_CAP;
@@ -203,14 +202,6 @@ vc_status_t node_verify_client_next(node_verify_client_t *c, uint32_t timeout_ms
     if (status != VC_OK)
         node_wire_reply_free(reply_p);
     return status;
-}
-
-void node_verify_client_wake(node_verify_client_t *c)
-{
-    pthread_mutex_lock(&c->lock);
-    c->woken = true;
-    pthread_cond_broadcast(&c->changed);
-    pthread_mutex_unlock(&c->lock);
 }
 
 uint64_t node_verify_client_bytes(node_verify_client_t *c)

@@ -28,8 +28,6 @@ vc_status_t node_verify_client_send(node_verify_client_t *client, const node_wir
  * the stream, once every reply before it was taken. *bytes_p (may be NULL): size of the message on the wire. */
 vc_status_t node_verify_client_next(node_verify_client_t *client, uint32_t timeout_ms, node_wire_reply_t *reply_p,
                                     size_t *bytes_p, vc_err_t *err);
-/* Wakes a waiting node_verify_client_next, which then answers AGAIN. Any thread. */
-void node_verify_client_wake(node_verify_client_t *client);
 /* Bytes of messages sent and received so far. */
 uint64_t node_verify_client_bytes(node_verify_client_t *client);
 

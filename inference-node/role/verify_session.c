@@ -78,17 +78,6 @@ static vc_status_t check_open(const node_model_info_t *info, const node_wire_ope
     return node_sampling_check(&open->sampling, err);
 }
 
-/* End tokens of a model are few; asking the tokenizer for each id once per request costs less than keeping a list in
- * step. */
-static uint32_t list_end_tokens(const node_tokenizer_t *tok, uint32_t *ids, uint32_t cap)
-{
-    uint32_t n = 0, n_vocab = node_tokenizer_n_vocab(tok);
-    for (uint32_t id = 0; id < n_vocab && n < cap; id++)
-        if (node_tokenizer_is_end(tok, id))
-            ids[n++] = id;
-    return n;
-}
-
 static vc_status_t make_verifier(stream_t *s, vc_err_t *err)
 {
     node_t *node = s->service->node;
@@ -99,7 +88,7 @@ static vc_status_t make_verifier(stream_t *s, vc_err_t *err)
     opts.tok = node->tok;
     opts.sampling = s->open->sampling;
     opts.end_tokens = ends;
-    opts.n_end_tokens = s->open->ignore_end ? 0 : list_end_tokens(node->tok, ends, VC_ARRAY_LEN(ends));
+    opts.n_end_tokens = s->open->ignore_end ? 0 : node_end_tokens(node->tok, ends, VC_ARRAY_LEN(ends));
     opts.stops = (const char *const *)s->open->stops;
     opts.n_stops = s->open->n_stops;
     opts.max_tokens = s->open->max_tokens;

@@ -1,0 +1,78 @@
+/* Printing what a generation came to. No state. */
+#include "role/outcome.h"
+
+#include <jansson.h>
+#include <stdarg.h>
+
+#include "vc/mem.h"
+
+void node_outcome_note(node_outcome_t *outcome, const char *fmt, ...)
+{
+    if (outcome->n_notes == NODE_OUTCOME_NOTES)
+        return;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(outcome->notes[outcome->n_notes++], sizeof(outcome->notes[0]), fmt, ap);
+    va_end(ap);
+}
+
+double node_outcome_tokens_per_s(const node_outcome_t *outcome)
+{
+    if (outcome->n_tokens < 2 || outcome->total_us <= outcome->first_us)
+        return 0;
+    return (outcome->n_tokens - 1) * 1e6 / (double)(outcome->total_us - outcome->first_us);
+}
+
+static json_t *counts(const node_outcome_t *o)
+{
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f}", "first_us", (json_int_t)o->first_us, "total_us",
+                     (json_int_t)o->total_us, "rounds", (json_int_t)o->rounds, "drafted", (json_int_t)o->drafted,
+                     "accepted", (json_int_t)o->accepted, "slow_bytes", (json_int_t)o->slow_bytes, "fast_bytes",
+                     (json_int_t)o->fast_bytes, "prefix_blocks", (json_int_t)o->prefix_blocks, "computed_tokens",
+                     (json_int_t)o->computed_tokens, "tokens_per_s", node_outcome_tokens_per_s(o));
+}
+
+vc_status_t node_outcome_print_json(const node_outcome_t *o, const char *text, size_t text_len, FILE *out)
+{
+    char digest[2 * VC_DIGEST_BYTES + 1];
+    vc_hex(o->digest.b, VC_DIGEST_BYTES, digest);
+    json_t *root = json_pack("{s:s,s:I,s:s,s:s,s:I,s:o}", "mode", o->mode, "prompt_tokens", (json_int_t)o->n_prompt,
+                             "finish", node_finish_name(o->finish), "logits_digest", digest, "recoveries",
+                             (json_int_t)o->recoveries, "text", json_stringn(text, text_len));
+    json_t *numbers = counts(o), *tokens = json_array(), *notes = json_array();
+    vc_status_t status = VC_ERR_NOMEM;
+    if (root != NULL && numbers != NULL && tokens != NULL && notes != NULL && json_object_update(root, numbers) == 0) {
+        for (uint32_t i = 0; i < o->n_tokens; i++)
+            json_array_append_new(tokens, json_integer(o->tokens[i]));
+        for (uint32_t i = 0; i < o->n_notes; i++)
+            json_array_append_new(notes, json_string(o->notes[i]));
+        json_object_set(root, "tokens", tokens);
+        json_object_set(root, "notes", notes);
+        status = json_dumpf(root, out, JSON_COMPACT) == 0 && fputc('\n', out) != EOF ? VC_OK : VC_ERR_IO;
+    }
+    json_decref(root);
+    json_decref(numbers);
+    json_decref(tokens);
+    json_decref(notes);
+    return status;
+}
+
+void node_outcome_print_stats(const node_outcome_t *o, FILE *out)
+{
+    char digest[2 * VC_DIGEST_BYTES + 1];
+    vc_hex(o->digest.b, VC_DIGEST_BYTES, digest);
+    fprintf(out, "mode %s: prompt %u tokens (%u computed here or by the verifier), answer %u tokens, finish %s\n",
+            o->mode, o->n_prompt, o->computed_tokens, o->n_tokens, node_finish_name(o->finish));
+    fprintf(out, "first verified token %.2f s, then %.1f tokens/s\n", (double)o->first_us / 1e6,
+            node_outcome_tokens_per_s(o));
+    if (o->rounds > 0)
+        fprintf(out, "%llu rounds with drafts, %.2f accepted per round, %.1f %% of the drafts\n",
+                (unsigned long long)o->rounds, (double)o->accepted / (double)o->rounds,
+                o->drafted == 0 ? 0.0 : 100.0 * (double)o->accepted / (double)o->drafted);
+    if (o->slow_bytes + o->fast_bytes > 0)
+        fprintf(out, "slow link %.2f MB, fast link %.2f MB\n", (double)o->slow_bytes / 1e6,
+                (double)o->fast_bytes / 1e6);
+    fprintf(out, "digest of committed logits %s\n", digest);
+    for (uint32_t i = 0; i < o->n_notes; i++)
+        fprintf(out, "note: %s\n", o->notes[i]);
+}
