@@ -1,0 +1,42 @@
+/* CPU detection; no other file decides by feature bits. */
+#include "kernels/backend.h"
+
+#include <cpuid.h>
+#include <xmmintrin.h>
+
+enum { CPUID_1_ECX_F16C = 1 << 29, MXCSR_DEFAULT = 0x1f80 };
+
+static bool has_avx2(void)
+{
+    unsigned a, b, c, d;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
+           (c & CPUID_1_ECX_F16C) != 0;
+}
+
+static bool has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+const node_ops_t *node_ops_get(node_ops_level_t level)
+{
+    switch (level) {
+    case NODE_OPS_SCALAR: return &node_ops_scalar;
+    case NODE_OPS_AVX2: return has_avx2() ? &node_ops_avx2 : NULL;
+    case NODE_OPS_AVX512:
+        if (!has_avx512())
+            return NULL;
+        return __builtin_cpu_supports("avx512vnni") ? &node_ops_avx512vnni : &node_ops_avx512;
+    }
+    return NULL;
+}
+
+uint32_t node_fp_mode_set_default(void)
+{
+    uint32_t before = _mm_getcsr();
+    _mm_setcsr(MXCSR_DEFAULT);
+    return before;
+}
+
+void node_fp_mode_restore(uint32_t mode) { _mm_setcsr(mode); }

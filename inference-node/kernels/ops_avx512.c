@@ -1,0 +1,15 @@
+/* AVX-512 without VNNI. */
+#include "kernels/vec_avx512.h"
+
+#include "kernels/ops.h"
+
+#define ATTN_NQ 6
+#define ATTN_NS 4
+#define ROW_TILE 8
+#define OPS_NAME "avx512"
+#define OPS_TABLE node_ops_avx512
+
+static inline void store_outputs(const node_matrix_t *w, uint32_t panel, float *out, v16 y);
+#include "kernels/linear_avx512.h"
+
+#include "kernels/ops_impl.h"

@@ -1,0 +1,333 @@
+/*
+ * The operations that are written once, over sixteen-lane vectors. Each ops_<isa>.c includes its vec_<isa>.h, defines
+ * ATTN_NQ x ATTN_NS (queries x vectors that one register block of attention holds), ROW_TILE and linear_quantised(),
+ * and then this file, which ends with the table named by OPS_TABLE.
+ */
+#include "kernels/ops.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE float root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
+
+static void rms_norm(const float *x, const float *w, uint32_t n, float eps, float *y)
+{
+    v16 acc = v16_set1(0.0f);
+    uint32_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        v16 v = v16_load(x + i);
+        acc = v16_fma(v, v, acc);
+    }
+    if (i < n) {
+        v16 v = v16_load_n(x + i, n - i);
+        acc = v16_fma(v, v, acc);
+    }
+    v16 r = v16_set1(1.0f / root(v16_sum(acc) / (float)n + eps));
+    for (i = 0; i + 16 <= n; i += 16)
+        v16_store(y + i, v16_mul(v16_mul(v16_load(x + i), r), v16_load(w + i)));
+    if (i < n)
+        v16_store_n(y + i, v16_mul(v16_mul(v16_load_n(x + i, n - i), r), v16_load_n(w + i, n - i)), n - i);
+}
+
+static void quantise(const node_acts_t *a, uint32_t row)
+{
+    const float *x = a->x + row * a->stride;
+    int16_t *q = a->q + row * a->stride;
+    size_t at = row * a->group_stride;
+    for (uint32_t g = 0; g < a->n_in / NODE_GROUP; g++) {
+        v16 lo = v16_load(x + g * NODE_GROUP), hi = v16_load(x + g * NODE_GROUP + 16);
+        v16 top = v16_max(v16_abs(lo), v16_max(v16_abs(hi), v16_set1(0.0f)));
+        float amax = v16_hmax(top);
+        /* below 2^-100 the inverse could overflow: no signal */
+        bool signal = amax > 0x1p-100f;
+        float scale = signal ? amax / 32767.0f : 0.0f;
+        v16 inv = v16_set1(signal ? 32767.0f / amax : 0.0f);
+        int32_t sum = 0;
+        v16_store_i16(q + g * NODE_GROUP, v16_mul(lo, inv), &sum);
+        v16_store_i16(q + g * NODE_GROUP + 16, v16_mul(hi, inv), &sum);
+        a->scale[at + g] = scale;
+        a->isum[at + g] = sum;
+        a->sum[at + g] = scale * (float)sum;
+    }
+}
+
+static void add(float *x, const float *y, uint32_t n)
+{
+    uint32_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        v16_store(x + i, v16_add(v16_load(x + i), v16_load(y + i)));
+    if (i < n)
+        v16_store_n(x + i, v16_add(v16_load_n(x + i, n - i), v16_load_n(y + i, n - i)), n - i);
+}
+
+static void scale(const float *x, float s, uint32_t n, float *y)
+{
+    uint32_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        v16_store(y + i, v16_mul(v16_load(x + i), v16_set1(s)));
+    if (i < n)
+        v16_store_n(y + i, v16_mul(v16_load_n(x + i, n - i), v16_set1(s)), n - i);
+}
+
+INLINE v16 gated(v16 g, v16 u)
+{
+    v16 one = v16_set1(1.0f);
+    return v16_mul(v16_div(g, v16_add(one, v16_exp(v16_neg(g)))), u);
+}
+
+static void swiglu(const float *gate, const float *up, uint32_t n, float *y)
+{
+    uint32_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        v16_store(y + i, gated(v16_load(gate + i), v16_load(up + i)));
+    if (i < n)
+        v16_store_n(y + i, gated(v16_load_n(gate + i, n - i), v16_load_n(up + i, n - i)), n - i);
+}
+
+INLINE void rotate(v16 *a, v16 *b, v16 c, v16 s)
+{
+    v16 x = v16_fma(*a, c, v16_neg(v16_mul(*b, s)));
+    *b = v16_fma(*b, c, v16_mul(*a, s));
+    *a = x;
+}
+
+static void rope(float *head, const float *cos, const float *sin, uint32_t half)
+{
+    uint32_t i = 0;
+    for (; i + 16 <= half; i += 16) {
+        v16 a = v16_load(head + i), b = v16_load(head + half + i);
+        rotate(&a, &b, v16_load(cos + i), v16_load(sin + i));
+        v16_store(head + i, a);
+        v16_store(head + half + i, b);
+    }
+    if (i < half) {
+        uint32_t n = half - i;
+        v16 a = v16_load_n(head + i, n), b = v16_load_n(head + half + i, n);
+        rotate(&a, &b, v16_load_n(cos + i, n), v16_load_n(sin + i, n));
+        v16_store_n(head + i, a, n);
+        v16_store_n(head + half + i, b, n);
+    }
+}
+
+static uint32_t to_f16(const float *x, uint32_t n, uint16_t *y)
+{
+    uint32_t over = 0;
+    for (uint32_t i = 0; i < n; i += 16)
+        over += v16_store_f16(y + i, v16_load(x + i));
+    return over;
+}
+
+/* ---- float weights: one chain per output, NR rows x NP panels in registers ---- */
+
+INLINE v16 weight16(const node_matrix_t *w, const uint8_t *panel, uint32_t i)
+{
+    return w->type == NODE_W_F16 ? v16_load_f16((const uint16_t *)(const void *)panel + (size_t)i * NODE_PANEL)
+                                 : v16_load((const float *)(const void *)panel + (size_t)i * NODE_PANEL);
+}
+
+INLINE void store_outputs(const node_matrix_t *w, uint32_t panel, float *out, v16 y)
+{
+    uint32_t o = panel * NODE_PANEL, left = w->n_out - o;
+    if (w->bias != NULL)
+        y = v16_add(y, v16_load(w->bias + o));
+    if (left >= NODE_PANEL)
+        v16_store(out + o, y);
+    else
+        v16_store_n(out + o, y, left);
+}
+
+INLINE void linear_float_block(const node_matrix_t *w, uint32_t panel, const float *x, size_t stride, float *out,
+                               size_t out_stride, const int nr, const int np)
+{
+    v16 acc[4][4];
+    for (int r = 0; r < nr; r++)
+        for (int p = 0; p < np; p++)
+            acc[r][p] = v16_set1(0.0f);
+    const uint8_t *data = w->data + (size_t)panel * w->panel_bytes;
+    for (uint32_t i = 0; i < w->n_in; i++)
+        for (int p = 0; p < np; p++) {
+            v16 v = weight16(w, data + (size_t)p * w->panel_bytes, i);
+            for (int r = 0; r < nr; r++)
+                acc[r][p] = v16_fma(v, v16_set1(x[(size_t)r * stride + i]), acc[r][p]);
+        }
+    for (int r = 0; r < nr; r++)
+        for (int p = 0; p < np; p++)
+            store_outputs(w, panel + (uint32_t)p, out + (size_t)r * out_stride, acc[r][p]);
+}
+
+static void linear_float(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const float *x, size_t stride,
+                         uint32_t n_rows, float *out, size_t out_stride)
+{
+    while (panel < panel_end) {
+        uint32_t np = panel_end - panel >= 4 ? 4 : 1, r = 0;
+        for (; r + 4 <= n_rows && np == 1; r += 4)
+            linear_float_block(w, panel, x + r * stride, stride, out + r * out_stride, out_stride, 4, 1);
+        for (; r < n_rows; r++) {
+            if (np == 4)
+                linear_float_block(w, panel, x + r * stride, stride, out + r * out_stride, out_stride, 1, 4);
+            else
+                linear_float_block(w, panel, x + r * stride, stride, out + r * out_stride, out_stride, 1, 1);
+        }
+        panel += np;
+    }
+}
+
+static void linear(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const node_acts_t *a, uint32_t row,
+                   uint32_t n_rows, float *out, size_t out_stride)
+{
+    out += row * out_stride;
+    if (!node_matrix_quantised(w->type)) {
+        linear_float(w, panel, panel_end, a->x + row * a->stride, a->stride, n_rows, out, out_stride);
+        return;
+    }
+    linear_quantised(w, panel, panel_end, a, row, n_rows, out, out_stride);
+}
+
+/* ---- attention ---- */
+
+/* acc[q][s] += sum over r of mat[r][16 s ...] * coef[q][r], r ascending: scores (mat = K, lanes = tokens, r = dim) and
+ * outputs (mat = V, lanes = dims, r = token) are the same loop. */
+INLINE void chains(v16 acc[ATTN_NQ][ATTN_NS], const uint16_t *mat, size_t mat_stride, const float *coef,
+                   size_t coef_stride, uint32_t n, const int nq, const int ns)
+{
+    for (uint32_t r = 0; r < n; r++) {
+        v16 c[ATTN_NQ];
+        for (int q = 0; q < nq; q++)
+            c[q] = v16_set1(coef[(size_t)q * coef_stride + r]);
+        for (int s = 0; s < ns; s++) {
+            v16 w = v16_load_f16(mat + r * mat_stride + (size_t)s * 16);
+            for (int q = 0; q < nq; q++)
+                acc[q][s] = v16_fma(w, c[q], acc[q][s]);
+        }
+    }
+}
+
+INLINE void scores_block(const node_attn_t *a, uint32_t q0, const uint16_t *k, const int nq)
+{
+    for (uint32_t t = 0; t < NODE_ATTN_TILE; t += 16 * ATTN_NS) {
+        v16 acc[ATTN_NQ][ATTN_NS];
+        for (int q = 0; q < nq; q++)
+            for (int s = 0; s < ATTN_NS; s++)
+                acc[q][s] = v16_set1(0.0f);
+        chains(acc, k + t, NODE_ATTN_TILE, a->q + (size_t)q0 * a->head_dim, a->head_dim, a->head_dim, nq, ATTN_NS);
+        for (int q = 0; q < nq; q++)
+            for (int s = 0; s < ATTN_NS; s++)
+                v16_store(a->p + ((size_t)q0 + (uint32_t)q) * NODE_ATTN_TILE + t + (size_t)s * 16, acc[q][s]);
+    }
+}
+
+/* Online softmax of one query over the tile: scores become probabilities, masked ones +0. Returns the factor that the
+ * earlier output is rescaled with. */
+INLINE float softmax_tile(const node_attn_t *a, uint32_t q)
+{
+    uint32_t n = a->n_valid[q];
+    if (n == 0)
+        return 1.0f;
+    float *p = a->p + (size_t)q * NODE_ATTN_TILE;
+    v16 s[4], none = v16_set1(-__builtin_inff());
+    for (uint32_t i = 0; i < 4; i++) {
+        s[i] = v16_load(p + i * 16);
+        if (n < (i + 1) * 16)
+            s[i] = v16_first(s[i], none, n > i * 16 ? n - i * 16 : 0);
+    }
+    float top = v16_hmax(v16_max(v16_max(s[0], s[1]), v16_max(s[2], s[3])));
+    float m = a->m[q] > top ? a->m[q] : top;
+    v16 vm = v16_set1(m);
+    for (uint32_t i = 0; i < 4; i++) {
+        s[i] = v16_exp2(v16_sub(s[i], vm));
+        v16_store(p + i * 16, s[i]);
+    }
+    float sum = v16_sum(v16_add(v16_add(s[0], s[1]), v16_add(s[2], s[3])));
+    float factor = node_exp2(a->m[q] - m);
+    a->l[q] = node_fma(a->l[q], factor, sum);
+    a->m[q] = m;
+    return factor;
+}
+
+/* Tokens that a query does not see are not touched at all: their V cannot reach it, not even as 0 times NaN. */
+INLINE void outputs_block(const node_attn_t *a, uint32_t q0, const float *factor, uint32_t dim, const uint16_t *v,
+                          const int nq, const int ns)
+{
+    v16 acc[ATTN_NQ][ATTN_NS];
+    uint32_t common = NODE_ATTN_TILE;
+    for (int q = 0; q < nq; q++) {
+        float *o = a->o + (q0 + (size_t)q) * a->head_dim + dim;
+        v16 f = v16_set1(factor[q]);
+        for (int s = 0; s < ns; s++)
+            acc[q][s] = v16_mul(v16_load(o + (size_t)s * 16), f);
+        if (a->n_valid[q0 + (uint32_t)q] < common)
+            common = a->n_valid[q0 + (uint32_t)q];
+    }
+    const float *p = a->p + (size_t)q0 * NODE_ATTN_TILE;
+    chains(acc, v + dim, a->head_dim, p, NODE_ATTN_TILE, common, nq, ns);
+    for (int q = 0; q < nq; q++) {
+        float *o = a->o + (q0 + (size_t)q) * a->head_dim + dim;
+        uint32_t n = a->n_valid[q0 + (uint32_t)q] - common;
+        chains(&acc[q], v + dim + (size_t)common * a->head_dim, a->head_dim, p + (size_t)q * NODE_ATTN_TILE + common,
+               NODE_ATTN_TILE, n, 1, ns);
+        for (int s = 0; s < ns; s++)
+            v16_store(o + (size_t)s * 16, acc[q][s]);
+    }
+}
+
+INLINE void attend_block(const node_attn_t *a, uint32_t q0, const uint16_t *k, const uint16_t *v, const int nq)
+{
+    float factor[ATTN_NQ];
+    scores_block(a, q0, k, nq);
+    for (int q = 0; q < nq; q++)
+        factor[q] = softmax_tile(a, q0 + (uint32_t)q);
+    uint32_t dim = 0;
+    for (; dim + 16 * ATTN_NS <= a->head_dim; dim += 16 * ATTN_NS)
+        outputs_block(a, q0, factor, dim, v, nq, ATTN_NS);
+    for (; dim < a->head_dim; dim += 16)
+        outputs_block(a, q0, factor, dim, v, nq, 1);
+}
+
+static void attend(const node_attn_t *a, const uint16_t *k, const uint16_t *v)
+{
+    uint32_t q = 0;
+    for (; q + ATTN_NQ <= a->n_q; q += ATTN_NQ)
+        attend_block(a, q, k, v, ATTN_NQ);
+#if ATTN_NQ > 3
+    for (; q + 3 <= a->n_q; q += 3)
+        attend_block(a, q, k, v, 3);
+#endif
+    for (; q < a->n_q; q++)
+        attend_block(a, q, k, v, 1);
+}
+
+static void fold(uint32_t n_q, uint32_t head_dim, float *am, float *al, float *ao, const float *bm, const float *bl,
+                 const float *bo)
+{
+    for (uint32_t q = 0; q < n_q; q++) {
+        if (bl[q] == 0.0f) /* the split had nothing for this query */
+            continue;
+        float m = am[q] > bm[q] ? am[q] : bm[q];
+        float fa = node_exp2(am[q] - m), fb = node_exp2(bm[q] - m);
+        al[q] = node_fma(al[q], fa, bl[q] * fb);
+        am[q] = m;
+        float *a = ao + (size_t)q * head_dim;
+        const float *b = bo + (size_t)q * head_dim;
+        for (uint32_t d = 0; d < head_dim; d += 16)
+            v16_store(a + d, v16_fma(v16_load(a + d), v16_set1(fa), v16_mul(v16_load(b + d), v16_set1(fb))));
+    }
+}
+
+static void finish(float l, const float *o, uint32_t head_dim, float *y)
+{
+    for (uint32_t d = 0; d < head_dim; d += 16)
+        v16_store(y + d, v16_div(v16_load(o + d), v16_set1(l)));
+}
+
+const node_ops_t OPS_TABLE = {.name = OPS_NAME,
+                              .row_tile = ROW_TILE,
+                              .rms_norm = rms_norm,
+                              .quantise = quantise,
+                              .linear = linear,
+                              .add = add,
+                              .swiglu = swiglu,
+                              .rope = rope,
+                              .scale = scale,
+                              .to_f16 = to_f16,
+                              .attend = attend,
+                              .fold = fold,
+                              .finish = finish};

@@ -1,0 +1,118 @@
+/* Sixteen lanes as two AVX2 registers. */
+#ifndef NODE_VEC_AVX2_H
+#define NODE_VEC_AVX2_H
+
+#include <immintrin.h>
+
+#include "kernels/numerics.h"
+
+typedef struct {
+    __m256 a, b; /* lanes 0..7, 8..15 */
+} v16;
+
+#define V16_BOTH(op, x, y) ((v16){op((x).a, (y).a), op((x).b, (y).b)})
+
+static inline v16 v16_set1(float x) { return (v16){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+static inline v16 v16_load(const float *p) { return (v16){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline void v16_store(float *p, v16 x)
+{
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+static inline v16 v16_load_n(const float *p, uint32_t n)
+{
+    float t[16] = {0};
+    memcpy(t, p, n * sizeof(float));
+    return v16_load(t);
+}
+static inline void v16_store_n(float *p, v16 x, uint32_t n)
+{
+    float t[16];
+    v16_store(t, x);
+    memcpy(p, t, n * sizeof(float));
+}
+static inline v16 v16_add(v16 x, v16 y) { return V16_BOTH(_mm256_add_ps, x, y); }
+static inline v16 v16_sub(v16 x, v16 y) { return V16_BOTH(_mm256_sub_ps, x, y); }
+static inline v16 v16_mul(v16 x, v16 y) { return V16_BOTH(_mm256_mul_ps, x, y); }
+static inline v16 v16_div(v16 x, v16 y) { return V16_BOTH(_mm256_div_ps, x, y); }
+static inline v16 v16_fma(v16 x, v16 y, v16 z)
+{
+    return (v16){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+static inline v16 v16_neg(v16 x) { return V16_BOTH(_mm256_xor_ps, x, v16_set1(-0.0f)); }
+static inline v16 v16_max(v16 x, v16 y) { return V16_BOTH(_mm256_max_ps, x, y); }
+static inline v16 v16_abs(v16 x) { return V16_BOTH(_mm256_andnot_ps, v16_set1(-0.0f), x); }
+static inline v16 v16_first(v16 x, v16 y, uint32_t n)
+{
+    __m256i k = _mm256_set1_epi32((int32_t)n), i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    __m256 lo = _mm256_castsi256_ps(_mm256_cmpgt_epi32(k, i));
+    __m256 hi = _mm256_castsi256_ps(_mm256_cmpgt_epi32(k, _mm256_add_epi32(i, _mm256_set1_epi32(8))));
+    return (v16){_mm256_blendv_ps(y.a, x.a, lo), _mm256_blendv_ps(y.b, x.b, hi)};
+}
+static inline v16 v16_round(v16 x)
+{
+    v16 magic = v16_set1(NODE_ROUND_MAGIC);
+    return v16_sub(v16_add(x, magic), magic);
+}
+static inline __m256 v8_scale2(__m256 p, __m256 n)
+{
+    __m256i e = _mm256_cvttps_epi32(n), half = _mm256_srai_epi32(e, 1), bias = _mm256_set1_epi32(127);
+    __m256i a = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
+    __m256i b = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(e, half), bias), 23);
+    return _mm256_mul_ps(_mm256_mul_ps(p, _mm256_castsi256_ps(a)), _mm256_castsi256_ps(b));
+}
+static inline v16 v16_scale2(v16 p, v16 n) { return V16_BOTH(v8_scale2, p, n); }
+static inline __m256 v8_range(__m256 x, float min, float max, __m256 y)
+{
+    __m256 inf = _mm256_set1_ps(__builtin_inff());
+    y = _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(min), _CMP_LT_OQ), y);
+    y = _mm256_blendv_ps(y, inf, _mm256_cmp_ps(x, _mm256_set1_ps(max), _CMP_GE_OQ));
+    return _mm256_blendv_ps(y, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+static inline v16 v16_range(v16 x, float min, float max, v16 y)
+{
+    return (v16){v8_range(x.a, min, max, y.a), v8_range(x.b, min, max, y.b)};
+}
+static inline float v16_sum(v16 x)
+{
+    __m256 b = _mm256_add_ps(x.a, x.b);
+    __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+static inline float v16_hmax(v16 x)
+{
+    __m256 b = _mm256_max_ps(x.a, x.b);
+    __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+}
+static inline v16 v16_load_f16(const uint16_t *p)
+{
+    return (v16){_mm256_cvtph_ps(_mm_loadu_si128((const void *)p)),
+                 _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 8)))};
+}
+static inline uint32_t v8_store_f16(uint16_t *p, __m256 x)
+{
+    __m256 top = _mm256_set1_ps(65504.0f);
+    __m256 over = _mm256_cmp_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), x), top, _CMP_GT_OQ);
+    /* the second operand wins against a NaN, so a NaN stays one */
+    x = _mm256_max_ps(_mm256_set1_ps(-65504.0f), _mm256_min_ps(top, x));
+    _mm_storeu_si128((void *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    return (uint32_t)__builtin_popcount((unsigned)_mm256_movemask_ps(over));
+}
+static inline uint32_t v16_store_f16(uint16_t *p, v16 x) { return v8_store_f16(p, x.a) + v8_store_f16(p + 8, x.b); }
+static inline void v16_store_i16(int16_t *p, v16 x, int32_t *sum_p)
+{
+    __m256i h = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+    h = _mm256_permute4x64_epi64(h, 0xd8);
+    _mm256_storeu_si256((void *)p, h);
+    __m256i s = _mm256_madd_epi16(h, _mm256_set1_epi16(1));
+    __m128i t = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+    t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4e));
+    *sum_p += _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xb1)));
+}
+
+#include "kernels/vec_exp.h"
+
+#endif
