@@ -1,7 +1,8 @@
 /*
  * Byte-level BPE from a GGUF vocabulary: special tokens first, pre-tokenizer regex (PCRE2), merges by rank.
  * Immutable after create; any thread may encode with its own call. Input is bytes; invalid UTF-8 is encoded byte by
- * byte, never refused.
+ * byte, never refused. A byte that the vocabulary lacks is left out, as the reference tokenizer does (SmolLM2 lacks 21:
+ * six control characters and bytes that occur in no assigned character).
  */
 #ifndef NODE_TOKENIZER_H
 #define NODE_TOKENIZER_H

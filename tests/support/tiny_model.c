@@ -239,6 +239,28 @@ void tiny_model_add_tokenizer(gguf_writer_t *w)
     gguf_writer_str(w, "tokenizer.chat_template", chat_template);
 }
 
+/* The id of a token written with '_' for the space. */
+static uint32_t find_token(const char *text)
+{
+    if (text[1] == '\0')
+        return TINY_ID_FIRST_BYTE + (text[0] == '_' ? ' ' : (unsigned char)text[0]);
+    for (uint32_t i = 0; i < N_MERGES; i++) {
+        const size_t n = strlen(merges[i][0]);
+        if (strncmp(text, merges[i][0], n) == 0 && strcmp(text + n, merges[i][1]) == 0)
+            return TINY_ID_FIRST_BYTE + 256 + i;
+    }
+    abort();
+}
+
+bool tiny_model_merge(uint32_t id, uint32_t *left_p, uint32_t *right_p)
+{
+    if (id < TINY_ID_FIRST_BYTE + 256 || id >= TINY_N_VOCAB)
+        return false;
+    *left_p = find_token(merges[id - TINY_ID_FIRST_BYTE - 256][0]);
+    *right_p = find_token(merges[id - TINY_ID_FIRST_BYTE - 256][1]);
+    return true;
+}
+
 void tiny_model_opts_default(tiny_model_opts_t *opts)
 {
     *opts = (tiny_model_opts_t){.seed = 1,

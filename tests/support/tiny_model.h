@@ -30,5 +30,7 @@ void tiny_model_opts_default(tiny_model_opts_t *opts); /* seed 1, 3 layers, 64 w
 gguf_image_t tiny_model_build(const tiny_model_opts_t *opts);
 /* Only the tokenizer's metadata (and the chat template), for tests without weights. */
 void tiny_model_add_tokenizer(gguf_writer_t *w);
+/* The two ids that token id was merged from; false for tokens that are no merge. Its rank is id - 259. */
+bool tiny_model_merge(uint32_t id, uint32_t *left_p, uint32_t *right_p);
 
 #endif
