@@ -2,6 +2,8 @@
 #include "vc_test.h"
 
 #ifdef VC_TSAN
+#include <stdarg.h>
+
 typedef struct {
     const char *suite, *name;
     vc_test_fn fn;
@@ -9,6 +11,7 @@ typedef struct {
 static entry_t entries[512];
 static int n_entries;
 static jmp_buf skip_point;
+static const char *running;
 
 void vc_test_add(const char *suite, const char *name, vc_test_fn fn)
 {
@@ -22,12 +25,22 @@ void vc_test_fail(const char *file, int line, const char *expr)
     exit(1);
 }
 
-void vc_test_skip(void) { longjmp(skip_point, 1); }
+void vc_test_skip(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    printf("[SKIP ] %s: ", running);
+    vprintf(fmt, ap);
+    putchar('\n');
+    va_end(ap);
+    longjmp(skip_point, 1);
+}
 
 int main(void)
 {
-    int skipped = 0;
-    for (int i = 0; i < n_entries; i++) {
+    volatile int skipped = 0; /* survives the jump */
+    for (volatile int i = 0; i < n_entries; i++) {
+        running = entries[i].name;
         printf("[ RUN ] %s::%s\n", entries[i].suite, entries[i].name);
         if (setjmp(skip_point) == 0)
             entries[i].fn();

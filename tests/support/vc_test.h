@@ -15,8 +15,8 @@
 
 typedef void (*vc_test_fn)(void);
 void vc_test_add(const char *suite, const char *name, vc_test_fn fn);
-void vc_test_fail(const char *file, int line, const char *expr);
-void vc_test_skip(void);
+void vc_test_fail(const char *file, int line, const char *expr) __attribute__((noreturn));
+void vc_test_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
 #define Test(suite, name, ...)                                          \
     static void suite##_##name##_impl(void);                            \
     __attribute__((constructor)) static void suite##_##name##_add(void) \
@@ -40,7 +40,7 @@ void vc_test_skip(void);
 #define cr_assert_fail(...) vc_test_fail(__FILE__, __LINE__, "cr_assert_fail")
 #define cr_expect cr_assert
 #define cr_expect_eq cr_assert_eq
-#define cr_skip_test(...) vc_test_skip()
+#define cr_skip_test(...) vc_test_skip("" __VA_ARGS__)
 #define cr_log_info(...) (printf(__VA_ARGS__), putchar('\n'))
 #endif
 
