@@ -72,7 +72,7 @@ static vc_status_t select_head(const node_spec_t *spec, snapkv_plan_t *plan, uin
     const uint32_t layer = index / m->n_kv_head, head = index % m->n_kv_head, group = m->n_head / m->n_kv_head;
     const uint32_t n_tokens = in->n_blocks * NODE_TILE, first = in->first_block * NODE_TILE;
     const size_t q_row = (size_t)m->n_head * m->head_dim;
-    const node_snapkv_ops_t *ops = node_snapkv_ops(NODE_ISA_AUTO);
+    const node_snapkv_ops_t *ops = node_snapkv_ops_best();
     page_keys_t page_keys = {ops, in->kv, layer, head, m->head_dim};
     node_snapkv_head_t score = {
         .n_tokens = n_tokens,

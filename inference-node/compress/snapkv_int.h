@@ -6,10 +6,9 @@
 #define NODE_SNAPKV_INT_H
 
 #include "compress/codec_int.h"
+#include "kernels/backend.h"
 
-#define NODE_SNAPKV_LANES 16u /* of every sum; rows are padded to a multiple of NODE_TILE */
-
-/* Bitwise equal on every ISA: products are one fma chain over the channels, sums 16 lanes and a fixed tree. */
+/* Bitwise equal on every ISA (snapkv_impl.h). */
 typedef struct node_snapkv_ops {
     void (*widen)(const uint16_t *src, float *dst, size_t n); /* f16 to f32; n a multiple of 16 */
     /* z[row * z_stride + i] = sum over c of q[row * q_stride + c] * kt[c * NODE_TILE + i], i in [0, NODE_TILE) */
@@ -20,19 +19,9 @@ typedef struct node_snapkv_ops {
 } node_snapkv_ops_t;
 
 extern const node_snapkv_ops_t node_snapkv_scalar, node_snapkv_avx2, node_snapkv_avx512;
-/* The best of the CPU for AUTO. The caller has checked node_isa_available() for any other. */
-const node_snapkv_ops_t *node_snapkv_ops(node_isa_t isa);
-
-/* Sum of 16 lanes in the one order that all versions use. */
-static inline float node_snapkv_fold(const float *lane)
-{
-    float s[8];
-    for (int i = 0; i < 8; i++)
-        s[i] = lane[i] + lane[i + 8];
-    for (int i = 0; i < 4; i++)
-        s[i] += s[i + 4];
-    return (s[0] + s[2]) + (s[1] + s[3]);
-}
+/* NULL when the CPU lacks it. */
+const node_snapkv_ops_t *node_snapkv_ops(node_ops_level_t level);
+const node_snapkv_ops_t *node_snapkv_ops_best(void);
 
 typedef struct node_snapkv_head {
     uint32_t n_tokens, window, kernel; /* window <= n_tokens */

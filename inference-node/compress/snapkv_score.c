@@ -1,6 +1,4 @@
-/*
- * Scores and ranking of SnapKV for one KV head, and the scalar arithmetic that the vector versions repeat lane by lane.
- */
+/* Scores and ranking of SnapKV for one KV head. Pure: any thread, one head per call. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -8,47 +6,24 @@
 #include "kernels/numerics.h"
 #include "vc/mem.h"
 
-static void widen_scalar(const uint16_t *src, float *dst, size_t n)
+const node_snapkv_ops_t *node_snapkv_ops(node_ops_level_t level)
 {
-    for (size_t i = 0; i < n; i++)
-        dst[i] = node_f32_from_f16(src[i]);
-}
-
-static void dots_scalar(const float *q, size_t q_stride, uint32_t n_rows, uint32_t dim, const float *kt, float *z,
-                        size_t z_stride)
-{
-    for (uint32_t r = 0; r < n_rows; r++) {
-        float acc[NODE_TILE] = {0};
-        for (uint32_t c = 0; c < dim; c++)
-            for (uint32_t i = 0; i < NODE_TILE; i++)
-                acc[i] = node_fma(q[r * q_stride + c], kt[(size_t)c * NODE_TILE + i], acc[i]);
-        memcpy(z + r * z_stride, acc, sizeof(acc));
+    if (node_ops_get(level) == NULL)
+        return NULL;
+    switch (level) {
+    case NODE_OPS_AVX512: return &node_snapkv_avx512;
+    case NODE_OPS_AVX2: return &node_snapkv_avx2;
+    case NODE_OPS_SCALAR: break;
     }
-}
-
-static void softmax_add_scalar(float *z, uint32_t n, float scale, float *acc)
-{
-    float max = -INFINITY, lane[NODE_SNAPKV_LANES] = {0};
-    for (uint32_t i = 0; i < n; i++)
-        max = z[i] > max ? z[i] : max;
-    for (uint32_t i = 0; i < n; i++) {
-        z[i] = node_exp((z[i] - max) * scale);
-        lane[i % NODE_SNAPKV_LANES] += z[i];
-    }
-    float inv = 1.0f / node_snapkv_fold(lane);
-    for (uint32_t i = 0; i < n; i++)
-        acc[i] = node_fma(z[i], inv, acc[i]);
-}
-
-const node_snapkv_ops_t node_snapkv_scalar = {widen_scalar, dots_scalar, softmax_add_scalar};
-
-const node_snapkv_ops_t *node_snapkv_ops(node_isa_t isa)
-{
-    if (isa == NODE_ISA_AVX512 || (isa == NODE_ISA_AUTO && node_isa_available(NODE_ISA_AVX512)))
-        return &node_snapkv_avx512;
-    if (isa == NODE_ISA_AVX2 || (isa == NODE_ISA_AUTO && node_isa_available(NODE_ISA_AVX2)))
-        return &node_snapkv_avx2;
     return &node_snapkv_scalar;
+}
+
+const node_snapkv_ops_t *node_snapkv_ops_best(void)
+{
+    const node_snapkv_ops_t *ops = node_snapkv_ops(NODE_OPS_AVX512);
+    if (ops == NULL)
+        ops = node_snapkv_ops(NODE_OPS_AVX2);
+    return ops ? ops : &node_snapkv_scalar;
 }
 
 /* out[i] += pooled in[i] for a run of n places with nothing beyond its ends: zeros for the average, which divides by

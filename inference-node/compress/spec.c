@@ -102,6 +102,13 @@ static int word_index(const char *list, const char *word)
     return -1;
 }
 
+static bool in_list(const char *list, uint64_t value)
+{
+    char word[24];
+    snprintf(word, sizeof(word), "%llu", (unsigned long long)value);
+    return word_index(list, word) >= 0;
+}
+
 static vc_status_t set_value(node_spec_t *spec, const char *method, const node_param_t *p, const char *text,
                              vc_err_t *err)
 {
@@ -119,12 +126,14 @@ static vc_status_t set_value(node_spec_t *spec, const char *method, const node_p
                               p->name, text);
         break;
     case NODE_PARAM_UINT:
-        if (p->list && (!parse_whole(text, &whole) || word_index(p->list, text) < 0))
-            return vc_err_set(err, VC_ERR_INVALID, "compressor %s: %s=%s is not one of %s", method, p->name, text,
-                              p->list);
-        if (!p->list && (!parse_whole(text, &whole) || (double)whole < p->lo || (double)whole > p->hi))
+        if (!parse_whole(text, &whole) ||
+            (p->list ? !in_list(p->list, whole) : (double)whole < p->lo || (double)whole > p->hi)) {
+            if (p->list)
+                return vc_err_set(err, VC_ERR_INVALID, "compressor %s: %s=%s is not one of %s", method, p->name, text,
+                                  p->list);
             return vc_err_set(err, VC_ERR_INVALID, "compressor %s: %s=%s is not a whole number from %g to %g", method,
                               p->name, text, p->lo, p->hi);
+        }
         break;
     case NODE_PARAM_CHOICE: {
         int index = word_index(p->list, text);

@@ -1,0 +1,193 @@
+/*
+ * What the compressor suites share: a made-up model without weights, full KV of hashed numbers, records kept in memory.
+ * Static functions only; each suite is a program of its own. Not every suite uses every function.
+ */
+#ifndef CODEC_FIXTURE_H
+#define CODEC_FIXTURE_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compress/codec_int.h"
+#include "kernels/numerics.h"
+#include "support/golden.h"
+#include "support/vc_test.h"
+#include "vc/mem.h"
+
+#pragma GCC diagnostic ignored "-Wunused-function"
+
+static node_model_info_t fx_model(uint32_t n_layer, uint32_t n_head, uint32_t n_kv_head, uint32_t head_dim)
+{
+    node_model_info_t m;
+    memset(&m, 0, sizeof(m));
+    snprintf(m.arch, sizeof(m.arch), "llama");
+    m.n_layer = n_layer;
+    m.n_head = n_head;
+    m.n_kv_head = n_kv_head;
+    m.head_dim = head_dim;
+    m.keyspace.shape = (vc_kv_shape_t){n_layer, n_kv_head, head_dim, NODE_TILE, VC_DTYPE_F16};
+    m.keyspace.layout_version = VC_LAYOUT_VERSION;
+    snprintf(m.keyspace.rope, sizeof(m.keyspace.rope), "neox theta=10000 dims=%u", head_dim);
+    cr_assert_eq(vc_keyspace_id(&m.keyspace, &m.keyspace_id, NULL), VC_OK);
+    return m;
+}
+
+/* Full KV of n_blocks blocks with numbers in [-2, 2). */
+static node_kv_t fx_kv(const node_model_info_t *m, uint32_t n_blocks, uint32_t seed)
+{
+    const node_kv_dims_t dims = {m->n_layer, m->n_kv_head, m->head_dim};
+    node_kv_t kv;
+    cr_assert_eq(node_kv_init(&kv, &dims, NULL), VC_OK);
+    const size_t half = (size_t)m->head_dim * NODE_TILE;
+    uint64_t i = 0;
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        node_page_t *page = node_page_create(&dims);
+        cr_assert_not_null(page);
+        for (uint32_t l = 0; l < m->n_layer; l++)
+            for (uint32_t h = 0; h < m->n_kv_head; h++)
+                for (size_t e = 0; e < half; e++) {
+                    node_page_k(page, l, h)[e] = node_f16_from_f32((float)(2.0 * golden_u(seed, i++)));
+                    node_page_v(page, l, h)[e] = node_f16_from_f32((float)(2.0 * golden_u(seed, i++)));
+                }
+        cr_assert_eq(node_kv_append_page(&kv, page), VC_OK);
+    }
+    return kv;
+}
+
+static uint32_t *fx_tokens(uint32_t n_blocks, uint32_t seed)
+{
+    uint32_t *tokens = vc_calloc((size_t)n_blocks * NODE_TILE, sizeof(*tokens));
+    cr_assert_not_null(tokens);
+    for (uint32_t i = 0; i < n_blocks * NODE_TILE; i++)
+        tokens[i] = (uint32_t)(500.0 * (1.0 + golden_u(seed, i)));
+    return tokens;
+}
+
+/* [n_layer][rows][n_head][head_dim] */
+static float *fx_queries(const node_model_info_t *m, uint32_t rows, uint32_t seed)
+{
+    size_t n = (size_t)m->n_layer * rows * m->n_head * m->head_dim;
+    float *q = vc_calloc(n, sizeof(*q));
+    cr_assert_not_null(q);
+    golden_fill(seed, 2.0, q, n);
+    return q;
+}
+
+/* Everything that a compression takes, owned together. */
+typedef struct fx {
+    node_model_info_t model;
+    node_kv_t kv;
+    uint32_t *tokens;
+    float *q;
+    node_compress_in_t in;
+} fx_t;
+
+/* Fills in place: in.model and in.kv point into f. */
+static void fx_open(fx_t *f, node_model_info_t model, uint32_t n_blocks, uint32_t window, uint32_t seed)
+{
+    memset(f, 0, sizeof(*f));
+    f->model = model;
+    f->kv = fx_kv(&f->model, n_blocks, seed);
+    f->tokens = fx_tokens(n_blocks, seed + 1);
+    uint32_t rows = VC_MIN(window, n_blocks * NODE_TILE);
+    f->q = fx_queries(&f->model, rows, seed + 2);
+    f->in = (node_compress_in_t){.model = &f->model,
+                                 .kv = &f->kv,
+                                 .tokens = f->tokens,
+                                 .first_block = 0,
+                                 .n_blocks = n_blocks,
+                                 .q_window = f->q,
+                                 .q_rows = rows};
+}
+
+static void fx_close(fx_t *f)
+{
+    node_kv_fini(&f->kv);
+    vc_free(f->tokens);
+    vc_free(f->q);
+}
+
+static node_spec_t fx_spec(const char *text)
+{
+    node_spec_t spec;
+    vc_err_t err = {0};
+    cr_assert_eq(node_spec_parse(text, &spec, &err), VC_OK, "%s: %s", text, err.msg);
+    return spec;
+}
+
+#define FX_MAX_BLOCKS 80u
+typedef struct fx_records {
+    uint32_t n; /* highest block + 1 */
+    uint8_t *data[FX_MAX_BLOCKS];
+    size_t bytes[FX_MAX_BLOCKS];
+} fx_records_t;
+
+static int fx_keep(void *arg, uint32_t block, const void *record, size_t bytes)
+{
+    fx_records_t *r = arg;
+    cr_assert_lt(block, FX_MAX_BLOCKS);
+    cr_assert_null(r->data[block]);
+    r->data[block] = vc_memdup(record, bytes);
+    cr_assert_not_null(r->data[block]);
+    r->bytes[block] = bytes;
+    r->n = VC_MAX(r->n, block + 1);
+    return 0;
+}
+
+static void fx_compress(const char *spec_text, const node_compress_in_t *in, fx_records_t *out)
+{
+    node_spec_t spec = fx_spec(spec_text);
+    vc_err_t err = {0};
+    cr_assert_eq(node_compress(&spec, in, fx_keep, out, &err), VC_OK, "%s: %s", spec_text, err.msg);
+}
+
+static void fx_records_free(fx_records_t *r)
+{
+    for (uint32_t b = 0; b < r->n; b++)
+        vc_free(r->data[b]);
+    memset(r, 0, sizeof(*r));
+}
+
+static bool fx_records_equal(const fx_records_t *a, const fx_records_t *b)
+{
+    if (a->n != b->n)
+        return false;
+    for (uint32_t i = 0; i < a->n; i++)
+        if (a->bytes[i] != b->bytes[i] || memcmp(a->data[i], b->data[i], a->bytes[i]) != 0)
+            return false;
+    return true;
+}
+
+/* Body of the first n_blocks records. */
+static node_body_t *fx_body(const char *spec_text, const node_model_info_t *m, const fx_records_t *r, uint32_t n_blocks)
+{
+    node_spec_t spec = fx_spec(spec_text);
+    node_body_builder_t *b;
+    node_body_t *body = NULL;
+    vc_err_t err = {0};
+    cr_assert_eq(node_body_begin(&spec, m, n_blocks, &b, &err), VC_OK, "%s", err.msg);
+    for (uint32_t i = 0; i < n_blocks; i++)
+        cr_assert_eq(node_body_add_record(b, r->data[i], r->bytes[i], &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(node_body_finish(b, &body, &err), VC_OK, "%s", err.msg);
+    return body;
+}
+
+/* Kept rows of one head of one block, as the record's bytes say; droppers only. */
+static uint64_t fx_kept(const fx_records_t *r, uint32_t block, uint32_t layer, uint32_t head)
+{
+    vc_kvrec_head_t h;
+    vc_kvrec_layer_t part;
+    cr_assert_eq(vc_kvrec_check(r->data[block], r->bytes[block], &h, NULL), VC_OK);
+    vc_kvrec_layer(&h, layer, &part);
+    const uint8_t *at = r->data[block] + part.offset;
+    for (uint32_t i = 0;; i++) {
+        uint64_t kept;
+        memcpy(&kept, at, sizeof(kept));
+        if (i == head)
+            return kept;
+        at += node_dropper_head_bytes((uint32_t)__builtin_popcountll(kept), h.shape.head_dim);
+    }
+}
+
+#endif
