@@ -1,0 +1,36 @@
+/* vericache-node: finds the subcommand and runs it. Everything else lives in role/. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "role/cmd.h"
+
+static void print_help(FILE *out)
+{
+    fputs("usage: vericache-node COMMAND [options]\n\ncommands:\n", out);
+    for (const node_cmd_t *cmd = node_cmds; cmd->name != NULL; cmd++)
+        fprintf(out, "  %-10s %s\n", cmd->name, cmd->summary);
+    fputs("\n'vericache-node COMMAND --help' lists the options of a command; --version shows the version.\n", out);
+}
+
+int main(int argc, char **argv)
+{
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe or socket is an error of the write, not the end of the process */
+    if (argc < 2) {
+        print_help(stderr);
+        return 64;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+        print_help(stdout);
+        return 0;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("vericache-node %s\n", VC_VERSION);
+        return 0;
+    }
+    for (const node_cmd_t *cmd = node_cmds; cmd->name != NULL; cmd++)
+        if (strcmp(argv[1], cmd->name) == 0)
+            return cmd->run(argc - 1, argv + 1);
+    fprintf(stderr, "vericache-node: unknown command '%s'; see vericache-node --help\n", argv[1]);
+    return 64;
+}

@@ -1,0 +1,9 @@
+/* The table of subcommands. A new one is a line here and a prototype in cmd.h. */
+#include <stddef.h>
+
+#include "role/cmd.h"
+
+const node_cmd_t node_cmds[] = {
+    {"tokenize", "show the tokens of a text", node_cmd_tokenize},
+    {NULL, NULL, NULL},
+};
