@@ -25,9 +25,9 @@ typedef struct node_generate_opts {
     bool ignore_end;
     bool json, stats;
     /* drafting */
-    uint32_t draft_length;  /* NODE_DRAFT_AUTO, or a number */
-    const char *compressor; /* spec text; empty: none */
-    uint64_t compress_tokens;
+    uint32_t draft_length;    /* NODE_DRAFT_AUTO, or a number */
+    const char *compressor;   /* spec text; empty: none */
+    uint64_t compress_tokens; /* at most this many leading prompt tokens are compressed, in whole blocks (solo) */
     node_sampling_t sampling;
     /* machine */
     uint64_t threads;
@@ -39,9 +39,10 @@ typedef struct node_generate_opts {
     bool tail_verified;            /* draft behind the verifier's K, V rows instead of our own */
 } node_generate_opts_t;
 
-/* Whole program: returns the exit code. argv[0] is "generate". */
+/* The whole subcommand: argv[0] is "generate". Returns the exit code. */
 int node_generate_main(int argc, char **argv, char **envp);
-/* Solo. Text goes to out as it is committed. *stop_flag (may be NULL) != 0 ends the generation: CANCELLED. */
+/* Solo. Text goes to out as it is committed; with opts->json the outcome only. *stop_flag (may be NULL) != 0 ends the
+ * generation between two passes: CANCELLED, after the report of what there is. */
 vc_status_t node_generate_solo(const node_generate_opts_t *opts, FILE *out, const volatile sig_atomic_t *stop_flag,
                                vc_err_t *err);
 /* With --server or --verifier: role/remote.c. */

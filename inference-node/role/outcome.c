@@ -32,6 +32,23 @@ static json_t *counts(const node_outcome_t *o)
                      (json_int_t)o->computed_tokens, "tokens_per_s", node_outcome_tokens_per_s(o));
 }
 
+static bool is_solo(const node_outcome_t *o) { return o->isa != NULL; }
+
+/* NULL when out of memory; an empty object for a remote run. */
+static json_t *solo_fields(const node_outcome_t *o)
+{
+    if (!is_solo(o))
+        return json_object();
+    char digest[2 * VC_DIGEST_BYTES + 1];
+    vc_hex(o->kv_digest.b, VC_DIGEST_BYTES, digest);
+    return json_pack("{s:s,s:I,s:I,s:I,s:I,s:s,s:I,s:I,s:I,s:I,s:s}", "kv_digest", digest, "prefill_us",
+                     (json_int_t)o->prefill_us, "compress_us", (json_int_t)o->compress_us, "draft_us",
+                     (json_int_t)o->draft_us, "verify_us", (json_int_t)o->verify_us, "compressor", o->compressor,
+                     "compressed_tokens", (json_int_t)o->compressed_tokens, "compressed_bytes",
+                     (json_int_t)o->compressed_bytes, "plain_rounds", (json_int_t)o->plain_rounds, "threads",
+                     (json_int_t)o->n_threads, "isa", o->isa);
+}
+
 vc_status_t node_outcome_print_json(const node_outcome_t *o, const char *text, size_t text_len, FILE *out)
 {
     char digest[2 * VC_DIGEST_BYTES + 1];
@@ -39,9 +56,10 @@ vc_status_t node_outcome_print_json(const node_outcome_t *o, const char *text, s
     json_t *root = json_pack("{s:s,s:I,s:s,s:s,s:I,s:o}", "mode", o->mode, "prompt_tokens", (json_int_t)o->n_prompt,
                              "finish", node_finish_name(o->finish), "logits_digest", digest, "recoveries",
                              (json_int_t)o->recoveries, "text", json_stringn(text, text_len));
-    json_t *numbers = counts(o), *tokens = json_array(), *notes = json_array();
+    json_t *numbers = counts(o), *solo = solo_fields(o), *tokens = json_array(), *notes = json_array();
     vc_status_t status = VC_ERR_NOMEM;
-    if (root != NULL && numbers != NULL && tokens != NULL && notes != NULL && json_object_update(root, numbers) == 0) {
+    if (root != NULL && numbers != NULL && solo != NULL && tokens != NULL && notes != NULL &&
+        json_object_update(root, numbers) == 0 && json_object_update(root, solo) == 0) {
         for (uint32_t i = 0; i < o->n_tokens; i++)
             json_array_append_new(tokens, json_integer(o->tokens[i]));
         for (uint32_t i = 0; i < o->n_notes; i++)
@@ -52,6 +70,7 @@ vc_status_t node_outcome_print_json(const node_outcome_t *o, const char *text, s
     }
     json_decref(root);
     json_decref(numbers);
+    json_decref(solo);
     json_decref(tokens);
     json_decref(notes);
     return status;
@@ -72,7 +91,19 @@ void node_outcome_print_stats(const node_outcome_t *o, FILE *out)
     if (o->slow_bytes + o->fast_bytes > 0)
         fprintf(out, "slow link %.2f MB, fast link %.2f MB\n", (double)o->slow_bytes / 1e6,
                 (double)o->fast_bytes / 1e6);
+    if (is_solo(o)) {
+        fprintf(out, "prefill %.2f s, drafting %.2f s, verifying %.2f s (%u passes without drafts); %s, %u threads\n",
+                (double)o->prefill_us / 1e6, (double)o->draft_us / 1e6, (double)o->verify_us / 1e6, o->plain_rounds,
+                o->isa, o->n_threads);
+        if (o->compressed_tokens > 0)
+            fprintf(out, "drafted from %u tokens compressed by %s to %.2f MB in %.2f s\n", o->compressed_tokens,
+                    o->compressor, (double)o->compressed_bytes / 1e6, (double)o->compress_us / 1e6);
+    }
     fprintf(out, "digest of committed logits %s\n", digest);
+    if (is_solo(o)) {
+        vc_hex(o->kv_digest.b, VC_DIGEST_BYTES, digest);
+        fprintf(out, "digest of full KV          %s\n", digest);
+    }
     for (uint32_t i = 0; i < o->n_notes; i++)
         fprintf(out, "note: %s\n", o->notes[i]);
 }

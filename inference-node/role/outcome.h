@@ -27,6 +27,15 @@ typedef struct node_outcome {
     uint32_t recoveries;                 /* verifiers lost and replaced, or local take-over */
     char notes[NODE_OUTCOME_NOTES][200]; /* what went another way than planned, in order */
     uint32_t n_notes;
+    /* solo only */
+    vc_digest_t kv_digest; /* full KV of all committed tokens but the last */
+    uint64_t prefill_us, compress_us, draft_us, verify_us;
+    const char *compressor; /* canonical text, or "" */
+    uint32_t compressed_tokens;
+    uint64_t compressed_bytes;
+    uint32_t plain_rounds; /* passes without drafts */
+    uint32_t n_threads;
+    const char *isa;
 } node_outcome_t;
 
 void node_outcome_note(node_outcome_t *outcome, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

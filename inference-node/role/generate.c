@@ -1,0 +1,197 @@
+/* The generate subcommand: options, signals, exit code. The work is in solo.c and draft.c. */
+#include "role/generate.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "vc/config.h"
+#include "vc/log.h"
+#include "vc/mem.h"
+
+/* Options in the types of the table; turned into node_generate_opts_t by finish_opts. */
+typedef struct {
+    node_generate_opts_t o;
+    uint64_t top_k;
+    const char *draft_length, *stop;
+    int isa, tail;
+    bool chat, verbose;
+} flags_t;
+
+#define N_OPTS 32
+static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
+{
+    node_generate_opts_t *o = &f->o;
+    const vc_opt_t opts[] = {
+        {"model", VC_OPT_STRING, &o->model, NULL, 0, 0, NULL, "model file (GGUF)"},
+        {"prompt", VC_OPT_STRING, &o->prompt, NULL, 0, 0, NULL, "prompt text; a positional argument does the same"},
+        {"prompt-file", VC_OPT_STRING, &o->prompt_file, NULL, 0, 0, NULL, "prompt from a file, - is standard input"},
+        {"system", VC_OPT_STRING, &o->system, NULL, 0, 0, NULL, "system turn in place of the template's own"},
+        {"chat", VC_OPT_BOOL, &f->chat, "true", 0, 0, NULL, "wrap the prompt in the model's chat template"},
+        {"raw", VC_OPT_BOOL, &o->raw, "false", 0, 0, NULL, "give the prompt to the model as it is"},
+        {"max-tokens", VC_OPT_U64, &o->max_tokens, "256", 1, 1u << 24, NULL, "tokens to generate at most"},
+        {"stop", VC_OPT_STRING, &f->stop, NULL, 0, 0, NULL, "end before this text; may be given several times"},
+        {"ignore-end", VC_OPT_BOOL, &o->ignore_end, "false", 0, 0, NULL, "go on after an end token"},
+        {"json", VC_OPT_BOOL, &o->json, "false", 0, 0, NULL, "print one JSON object in place of the text"},
+        {"stats", VC_OPT_BOOL, &o->stats, "false", 0, 0, NULL, "print speed, acceptance and digests to stderr"},
+        {"draft-length", VC_OPT_STRING, &f->draft_length, "auto", 0, 0, NULL,
+         "tokens per draft: auto, or a number; 0 decodes without drafts"},
+        {"compressor", VC_OPT_STRING, &o->compressor, NULL, 0, 0, NULL,
+         "what drafts are made from, e.g. kivi:bits=4; none given: full KV"},
+        {"compress-tokens", VC_OPT_U64, &o->compress_tokens, "4294967295", 0, 4294967295.0, NULL,
+         "compress at most this many leading tokens of the prompt"},
+        {"temperature", VC_OPT_DOUBLE, &o->sampling.temperature, "0", 0, 100, NULL, "0 is greedy"},
+        {"top-p", VC_OPT_DOUBLE, &o->sampling.top_p, "1", 0, 1, NULL, "sample from the likeliest that reach this mass"},
+        {"top-k", VC_OPT_U64, &f->top_k, "0", 0, 4294967295.0, NULL, "sample from the k likeliest; 0: all"},
+        {"min-p", VC_OPT_DOUBLE, &o->sampling.min_p, "0", 0, 1, NULL,
+         "drop what is less likely than this x the likeliest"},
+        {"seed", VC_OPT_U64, &o->sampling.seed, "0", 0, 0, NULL, "equal seeds give equal text"},
+        {"repeat-penalty", VC_OPT_DOUBLE, &o->sampling.repeat_penalty, "1", 0.01, 100, NULL, "1: none"},
+        {"presence-penalty", VC_OPT_DOUBLE, &o->sampling.presence_penalty, "0", -100, 100, NULL, "0: none"},
+        {"frequency-penalty", VC_OPT_DOUBLE, &o->sampling.frequency_penalty, "0", -100, 100, NULL, "0: none"},
+        {"context", VC_OPT_U64, &o->context, "0", 0, 4294967295.0, NULL, "context limit in tokens; 0: the model's"},
+        {"threads", VC_OPT_U64, &o->threads, "2", 1, 256, NULL, "threads of the engine"},
+        {"isa", VC_OPT_ENUM, &f->isa, "auto", 0, 0, "auto|scalar|avx2|avx512", "instruction set of the kernels"},
+        {"server", VC_OPT_STRING, &o->server, NULL, 0, 0, NULL, "cache server HOST:PORT"},
+        {"verifier", VC_OPT_STRING, &o->verifier, NULL, 0, 0, NULL,
+         "verify node HOST:PORT, or several separated by ','"},
+        {"data-plane", VC_OPT_BOOL, &o->data_plane, "true", 0, 0, NULL, "full KV over UCX where the server offers it"},
+        {"tail", VC_OPT_ENUM, &f->tail, "verified", 0, 0, "verified|own", "whose K, V rows drafts follow on"},
+        {"verbose", VC_OPT_BOOL, &f->verbose, "false", 0, 0, NULL, "log what happens"},
+    };
+    _Static_assert(VC_ARRAY_LEN(opts) < N_OPTS, "room for the end mark");
+    memset(table, 0, N_OPTS * sizeof *table);
+    memcpy(table, opts, sizeof opts);
+}
+
+static vc_status_t parse_draft_length(const char *text, uint32_t *x_p, vc_err_t *err)
+{
+    if (!strcmp(text, "auto")) {
+        *x_p = NODE_DRAFT_AUTO;
+        return VC_OK;
+    }
+    char *end;
+    errno = 0;
+    unsigned long v = strtoul(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end || errno || v > NODE_LENGTH_MAX)
+        return vc_err_set(err, VC_ERR_INVALID, "--draft-length: '%s' is neither auto nor a number up to %u", text,
+                          NODE_LENGTH_MAX);
+    *x_p = (uint32_t)v;
+    return VC_OK;
+}
+
+/* The option table keeps the last value of an option; stop strings may be several. */
+static vc_status_t collect_stops(flags_t *f, int argc, char **argv, vc_err_t *err)
+{
+    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++) {
+        const char *value = NULL;
+        if (!strncmp(argv[i], "--stop=", 7))
+            value = argv[i] + 7;
+        else if (!strcmp(argv[i], "--stop") && i + 1 < argc)
+            value = argv[++i];
+        if (value && f->o.n_stops == NODE_STOPS_MAX)
+            return vc_err_set(err, VC_ERR_INVALID, "--stop: at most %u stop strings", NODE_STOPS_MAX);
+        if (value)
+            f->o.stops[f->o.n_stops++] = value;
+    }
+    if (!f->o.n_stops && f->stop && f->stop[0]) /* from the environment or a file */
+        f->o.stops[f->o.n_stops++] = f->stop;
+    return VC_OK;
+}
+
+static vc_status_t take_positional(node_generate_opts_t *o, const vc_config_t *config, vc_err_t *err)
+{
+    int n = vc_config_n_args(config);
+    if (n > 1 || (n == 1 && o->prompt[0]))
+        return vc_err_set(err, VC_ERR_INVALID, "one prompt, please: '%s' is a further argument (quote the text)",
+                          vc_config_arg(config, n - 1));
+    if (n == 1)
+        o->prompt = vc_config_arg(config, 0);
+    if (!o->prompt[0] == !o->prompt_file[0])
+        return vc_err_set(err, VC_ERR_INVALID,
+                          o->prompt[0] ? "--prompt and --prompt-file exclude each other"
+                                       : "no prompt: give it as an argument, with --prompt or with --prompt-file");
+    return VC_OK;
+}
+
+static vc_status_t finish_opts(flags_t *f, const vc_config_t *config, int argc, char **argv, vc_err_t *err)
+{
+    node_generate_opts_t *o = &f->o;
+    vc_status_t st = take_positional(o, config, err);
+    if (st == VC_OK && !o->model[0])
+        st = vc_err_set(err, VC_ERR_INVALID, "no model: give its file with --model");
+    if (st == VC_OK)
+        st = parse_draft_length(f->draft_length, &o->draft_length, err);
+    if (st == VC_OK)
+        st = collect_stops(f, argc, argv, err);
+    if (st != VC_OK)
+        return st;
+    o->raw = o->raw || !f->chat;
+    o->tail_verified = f->tail == 0;
+    o->isa = (node_isa_t)f->isa; /* the choices stand in the order of node_isa_t */
+    o->sampling.top_k = (uint32_t)f->top_k;
+    if (o->raw && o->system[0])
+        return vc_err_set(err, VC_ERR_INVALID, "--system needs the chat template, --raw has none");
+    return node_sampling_check(&o->sampling, err);
+}
+
+static volatile sig_atomic_t stop_flag;
+
+static void on_signal(int sig)
+{
+    (void)sig;
+    stop_flag = 1;
+}
+
+/* The first signal asks for an end between two passes; a second one ends the process as usual. */
+static void catch_signals(void)
+{
+    struct sigaction sa = {.sa_handler = on_signal, .sa_flags = SA_RESETHAND};
+    sigemptyset(&sa.sa_mask);
+    sigaction(SIGINT, &sa, NULL);
+    sigaction(SIGTERM, &sa, NULL);
+}
+
+static int report_error(vc_status_t st, const vc_err_t *err)
+{
+    if (st == VC_ERR_CANCELLED) {
+        fprintf(stderr, "vericache-node: interrupted\n");
+        return 130; /* as a shell reports SIGINT */
+    }
+    fprintf(stderr, "vericache-node: %s\n", err->msg[0] ? err->msg : vc_status_name(st));
+    return vc_status_exit_code(st);
+}
+
+int node_generate_main(int argc, char **argv, char **envp)
+{
+    flags_t f = {0};
+    vc_opt_t table[N_OPTS];
+    vc_config_t *config = NULL;
+    vc_err_t err = {0};
+    make_table(&f, table);
+    node_sampling_default(&f.o.sampling);
+    vc_status_t st = vc_config_parse(table, argc, argv, envp, &config, &err);
+    if (st == VC_OK && vc_config_wants_help(config)) {
+        printf("usage: vericache-node generate --model FILE [options] PROMPT\n\n");
+        vc_config_print_help(table, stdout);
+        vc_config_free(config);
+        return 0;
+    }
+    if (st == VC_OK && vc_config_wants_print(config)) {
+        vc_config_print_values(table, config, stdout);
+        vc_config_free(config);
+        return 0;
+    }
+    if (st == VC_OK)
+        st = finish_opts(&f, config, argc, argv, &err);
+    if (st == VC_OK) {
+        vc_log_set_level(f.verbose ? VC_LOG_INFO : VC_LOG_WARN);
+        catch_signals();
+        st = f.o.server[0] || f.o.verifier[0] ? node_generate_remote(&f.o, stdout, &stop_flag, &err)
+                                              : node_generate_solo(&f.o, stdout, &stop_flag, &err);
+    }
+    int code = st == VC_OK ? 0 : report_error(st, &err);
+    vc_config_free(config);
+    return code;
+}

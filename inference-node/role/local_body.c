@@ -1,0 +1,62 @@
+/* Compresses in memory: records go from the compressor straight into the body's builder. No state. */
+#include "role/local_body.h"
+
+#include "compress/qwindow.h"
+#include "vc/mem.h"
+
+typedef struct {
+    node_body_builder_t *builder;
+    vc_status_t status;
+    vc_err_t *err;
+} sink_t;
+
+static int add_record(void *arg, uint32_t block, const void *record, size_t bytes)
+{
+    sink_t *sink = arg;
+    (void)block;
+    sink->status = node_body_add_record(sink->builder, record, bytes, sink->err);
+    return sink->status != VC_OK;
+}
+
+static vc_status_t add_exact_pages(const node_spec_t *spec, const node_kv_t *kv, uint32_t n_blocks,
+                                   node_body_builder_t *builder, vc_err_t *err)
+{
+    uint32_t window = (spec->ops->window_tokens(spec) + NODE_TILE - 1) / NODE_TILE;
+    uint32_t sinks = spec->ops->sink_blocks(spec);
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        if (b >= sinks && b + window < n_blocks)
+            continue;
+        vc_status_t st = node_body_add_page(builder, b, node_kv_page_at(kv, b));
+        if (st != VC_OK)
+            return vc_err_set(err, st, "exact block %u: %s", b, vc_status_name(st));
+    }
+    return VC_OK;
+}
+
+vc_status_t node_local_body(node_engine_t *engine, const node_spec_t *spec, const node_kv_t *kv, const uint32_t *tokens,
+                            uint32_t n_blocks, node_body_t **body_p, vc_err_t *err)
+{
+    node_compress_in_t in = {
+        .model = node_engine_info(engine), .kv = kv, .tokens = tokens, .first_block = 0, .n_blocks = n_blocks};
+    float *q = NULL;
+    vc_status_t st = VC_OK;
+    if (spec->ops->needs(spec) & NODE_NEED_Q_WINDOW)
+        st = node_q_window(engine, kv, tokens, n_blocks * NODE_TILE, spec->window, &q, &in.q_rows, err);
+    in.q_window = q;
+    sink_t sink = {NULL, VC_OK, err};
+    if (st == VC_OK)
+        st = node_body_begin(spec, in.model, n_blocks, &sink.builder, err);
+    if (st == VC_OK) {
+        st = node_compress(spec, &in, add_record, &sink, err);
+        if (sink.status != VC_OK) /* the sentence in err is the builder's */
+            st = sink.status;
+    }
+    if (st == VC_OK)
+        st = add_exact_pages(spec, kv, n_blocks, sink.builder, err);
+    if (st == VC_OK)
+        st = node_body_finish(sink.builder, body_p, err);
+    else
+        node_body_abort(sink.builder);
+    vc_free(q);
+    return st;
+}

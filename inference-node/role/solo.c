@@ -1,0 +1,265 @@
+/*
+ * generate in one process: prefill the prompt, compress what is to be compressed, then rounds of draft and verify.
+ * One thread beside the engine's own.
+ */
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "compress/codec.h"
+#include "node.h"
+#include "role/generate.h"
+#include "role/local_body.h"
+#include "role/outcome.h"
+#include "role/prompt.h"
+#include "vc/clock.h"
+#include "vc/log.h"
+#include "vc/mem.h"
+
+#define PREFILL_ROWS 128u /* per pass: how long an interrupt may wait */
+#define MAX_DRAFT_AUTO 64u
+#define MAX_END_TOKENS 16u
+#define PROMPT_BYTES_MAX ((size_t)64 << 20)
+
+typedef struct {
+    const node_generate_opts_t *opts;
+    FILE *out;
+    const volatile sig_atomic_t *stop_flag;
+    node_t *node;
+    uint32_t *prompt, n_prompt;
+    node_verifier_t *verifier;
+    node_body_t *body;
+    node_session_t *session;
+    node_text_t *text;
+    node_spec_t spec;
+    bool progress; /* stderr is a terminal and nothing else is shown there */
+    uint64_t start_us;
+    node_outcome_t outcome;
+} solo_t;
+
+static uint64_t now_us(void) { return vc_clock_now_us(vc_clock_system()); }
+static bool interrupted(const solo_t *s) { return s->stop_flag && *s->stop_flag; }
+static uint32_t max_draft(const node_generate_opts_t *o)
+{
+    return o->draft_length == NODE_DRAFT_AUTO ? MAX_DRAFT_AUTO : VC_MAX(o->draft_length, 1u);
+}
+
+static vc_status_t encode_prompt(solo_t *s, vc_err_t *err)
+{
+    const node_generate_opts_t *o = s->opts;
+    node_prompt_t prompt = {.system = o->system, .text = o->prompt, .bytes = strlen(o->prompt), .raw = o->raw};
+    char *text = NULL;
+    vc_status_t st = VC_OK;
+    if (o->prompt_file[0]) {
+        st = node_prompt_read_file(o->prompt_file, PROMPT_BYTES_MAX, &text, &prompt.bytes, err);
+        prompt.text = text;
+    }
+    if (st == VC_OK)
+        st = node_prompt_encode(s->node->gguf, s->node->tok, &prompt, false, &s->prompt, &s->n_prompt, err);
+    vc_free(text);
+    return st;
+}
+
+static vc_status_t open_model(solo_t *s, vc_err_t *err)
+{
+    node_opts_t no;
+    node_opts_default(&no);
+    no.model_path = s->opts->model;
+    no.engine.n_threads = (uint32_t)s->opts->threads;
+    no.engine.isa = s->opts->isa;
+    no.engine.max_rows = VC_MAX(no.engine.max_rows, max_draft(s->opts) + 1);
+    vc_status_t st = node_open(&no, &s->node, err);
+    return st == VC_OK ? encode_prompt(s, err) : st;
+}
+
+static vc_status_t make_verifier(solo_t *s, vc_err_t *err)
+{
+    uint32_t ends[MAX_END_TOKENS];
+    node_verifier_opts_t vo;
+    node_verifier_opts_default(&vo);
+    vo.engine = s->node->engine;
+    vo.tok = s->node->tok;
+    vo.sampling = s->opts->sampling;
+    vo.end_tokens = ends;
+    vo.n_end_tokens = s->opts->ignore_end ? 0 : node_end_tokens(s->node->tok, ends, MAX_END_TOKENS);
+    vo.stops = s->opts->stops;
+    vo.n_stops = s->opts->n_stops;
+    vo.max_tokens = (uint32_t)s->opts->max_tokens;
+    vo.context = (uint32_t)s->opts->context;
+    vo.max_draft = max_draft(s->opts);
+    vo.digest = s->opts->json || s->opts->stats;
+    vc_status_t st = node_verifier_create(&vo, s->prompt, s->n_prompt, &s->verifier, err);
+    return st == VC_OK ? node_text_create(s->node->tok, s->opts->stops, s->opts->n_stops, &s->text, err) : st;
+}
+
+static vc_status_t write_out(solo_t *s, const char *text, size_t len, vc_err_t *err)
+{
+    if (s->opts->json || !len)
+        return VC_OK;
+    if (fwrite(text, 1, len, s->out) != len || fflush(s->out) != 0)
+        return vc_err_set(err, VC_ERR_IO, "cannot write the text: %s", strerror(errno));
+    return VC_OK;
+}
+
+static vc_status_t show(solo_t *s, const node_verdict_t *v, vc_err_t *err)
+{
+    vc_status_t st = VC_OK;
+    bool stopped;
+    for (uint32_t i = 0; st == VC_OK && i < v->n_tokens; i++)
+        st = node_text_push(s->text, v->tokens[i], &stopped, err);
+    if (st == VC_OK && v->finish != NODE_FINISH_NONE)
+        st = node_text_finish(s->text, err);
+    size_t len;
+    const char *text = node_text_take(s->text, &len);
+    return st == VC_OK ? write_out(s, text, len, err) : st;
+}
+
+/* The prompt but its last row in passes short enough to be interrupted between them; then the first token. */
+static vc_status_t prefill(solo_t *s, node_verdict_t *verdict, vc_err_t *err)
+{
+    s->start_us = now_us();
+    node_kv_t *kv = node_verifier_kv(s->verifier);
+    vc_status_t st = VC_OK;
+    while (st == VC_OK && kv->n_tokens + 1 < s->n_prompt) {
+        if (interrupted(s))
+            return vc_err_set(err, VC_ERR_CANCELLED, "interrupted");
+        uint32_t n = VC_MIN(s->n_prompt - 1 - kv->n_tokens, PREFILL_ROWS);
+        st = node_prefill(s->node->engine, kv, s->prompt + kv->n_tokens, n, NULL, NULL, err);
+        if (s->progress && s->n_prompt > PREFILL_ROWS)
+            fprintf(stderr, "\rprefill %u of %u tokens, %.0f tokens/s \033[K", kv->n_tokens, s->n_prompt,
+                    kv->n_tokens * 1e6 / (double)(now_us() - s->start_us + 1));
+    }
+    if (s->progress && s->n_prompt > PREFILL_ROWS)
+        fprintf(stderr, "\r\033[K");
+    if (st == VC_OK)
+        st = node_verifier_start(s->verifier, PREFILL_ROWS, verdict, err);
+    s->outcome.prefill_us = s->outcome.first_us = s->outcome.total_us = now_us() - s->start_us;
+    return st;
+}
+
+static vc_status_t make_session(solo_t *s, vc_err_t *err)
+{
+    vc_status_t st = VC_OK;
+    uint32_t n_blocks = (uint32_t)VC_MIN(s->n_prompt, s->opts->compress_tokens) / NODE_TILE;
+    uint64_t t0 = now_us();
+    if (s->opts->compressor[0] && s->opts->draft_length && n_blocks) {
+        st = node_local_body(s->node->engine, &s->spec, node_verifier_kv(s->verifier), s->prompt, n_blocks, &s->body,
+                             err);
+        if (st != VC_OK)
+            return st;
+        s->outcome.compressed_tokens = s->body->n_tokens;
+        s->outcome.compressed_bytes = s->body->bytes;
+        s->outcome.compress_us = now_us() - t0;
+    }
+    node_drafter_opts_t dopt;
+    node_drafter_opts_default(&dopt);
+    dopt.engine = s->node->engine;
+    dopt.body = s->body;
+    dopt.sampling = s->opts->sampling;
+    dopt.context = (uint32_t)s->opts->context;
+    dopt.max_draft = max_draft(s->opts);
+    node_session_opts_t so;
+    node_session_opts_default(&so);
+    so.draft_length = s->opts->draft_length;
+    return node_session_create(&so, &dopt, s->verifier, &s->session, err);
+}
+
+static vc_status_t generate(solo_t *s, vc_err_t *err)
+{
+    node_verdict_t verdict;
+    vc_status_t st = prefill(s, &verdict, err);
+    if (st == VC_OK)
+        st = show(s, &verdict, err);
+    if (st == VC_OK && verdict.finish == NODE_FINISH_NONE)
+        st = make_session(s, err);
+    while (st == VC_OK && verdict.finish == NODE_FINISH_NONE) {
+        if (interrupted(s))
+            return node_text_finish(s->text, err);
+        st = node_session_round(s->session, &verdict, err);
+        s->outcome.total_us = now_us() - s->start_us;
+        if (st == VC_OK)
+            st = show(s, &verdict, err);
+    }
+    return st;
+}
+
+static void fill_outcome(solo_t *s)
+{
+    node_outcome_t *o = &s->outcome;
+    uint32_t n;
+    const uint32_t *tokens = node_verifier_tokens(s->verifier, &n);
+    node_verifier_stats_t vs;
+    node_session_stats_t ss = {0};
+    node_verifier_stats(s->verifier, &vs);
+    if (s->session)
+        node_session_stats(s->session, &ss);
+    o->mode = "solo";
+    o->tokens = tokens + s->n_prompt;
+    o->n_tokens = n - s->n_prompt;
+    o->n_prompt = o->computed_tokens = s->n_prompt;
+    o->finish = node_verifier_finish(s->verifier);
+    o->plain_rounds = (uint32_t)ss.n_plain_rounds;
+    o->rounds = vs.n_rounds - ss.n_plain_rounds;
+    o->drafted = vs.n_proposed;
+    o->accepted = vs.n_accepted;
+    o->draft_us = ss.draft_us;
+    o->verify_us = ss.verify_us;
+    o->compressor = s->spec.text;
+    o->n_threads = (uint32_t)s->opts->threads;
+    o->isa = node_isa_name(node_engine_isa(s->node->engine));
+    node_verifier_digest(s->verifier, &o->digest);
+    const node_kv_t *kv = node_verifier_kv(s->verifier);
+    node_kv_digest(kv, kv->n_tokens, &o->kv_digest);
+}
+
+/* The rest of the text and what was asked for behind it. */
+static vc_status_t finish_output(solo_t *s, vc_err_t *err)
+{
+    size_t len;
+    const char *text = node_text_take(s->text, &len);
+    vc_status_t st = write_out(s, text, len, err);
+    if (st == VC_OK)
+        st = write_out(s, "\n", 1, err);
+    if (st != VC_OK || !(s->opts->json || s->opts->stats))
+        return st;
+    fill_outcome(s);
+    if (s->opts->stats)
+        node_outcome_print_stats(&s->outcome, stderr);
+    text = node_text_all(s->text, &len);
+    if (s->opts->json && (st = node_outcome_print_json(&s->outcome, text, len, s->out)) != VC_OK)
+        return vc_err_set(err, st, "cannot write the result");
+    return VC_OK;
+}
+
+static void close_solo(solo_t *s)
+{
+    node_session_destroy(s->session);
+    if (s->body)
+        node_body_put(s->body);
+    node_text_destroy(s->text);
+    node_verifier_destroy(s->verifier);
+    vc_free(s->prompt);
+    node_close(s->node);
+}
+
+vc_status_t node_generate_solo(const node_generate_opts_t *opts, FILE *out, const volatile sig_atomic_t *stop_flag,
+                               vc_err_t *err)
+{
+    solo_t s = {.opts = opts, .out = out, .stop_flag = stop_flag};
+    s.progress = isatty(STDERR_FILENO) == 1 && !opts->json;
+    vc_status_t st = VC_OK;
+    if (opts->compressor[0]) /* a wrong spec is told before the model is loaded */
+        st = node_spec_parse(opts->compressor, &s.spec, err);
+    if (st == VC_OK)
+        st = open_model(&s, err);
+    if (st == VC_OK)
+        st = make_verifier(&s, err);
+    if (st == VC_OK)
+        st = generate(&s, err);
+    if (st == VC_OK)
+        st = finish_output(&s, err);
+    if (st == VC_OK && node_verifier_finish(s.verifier) == NODE_FINISH_NONE)
+        st = vc_err_set(err, VC_ERR_CANCELLED, "interrupted");
+    close_solo(&s);
+    return st;
+}
