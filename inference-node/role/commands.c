@@ -4,6 +4,7 @@
 #include "role/cmd.h"
 
 const node_cmd_t node_cmds[] = {
+    {"generate", "text from a prompt, here or with a remote verifier", node_cmd_generate},
     {"tokenize", "show the tokens of a text", node_cmd_tokenize},
     {NULL, NULL, NULL},
 };

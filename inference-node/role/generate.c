@@ -4,9 +4,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "vc/config.h"
+#include "role/cmd.h"
 #include "vc/log.h"
 #include "vc/mem.h"
 
@@ -153,45 +152,28 @@ static void catch_signals(void)
     sigaction(SIGTERM, &sa, NULL);
 }
 
-static int report_error(vc_status_t st, const vc_err_t *err)
-{
-    if (st == VC_ERR_CANCELLED) {
-        fprintf(stderr, "vericache-node: interrupted\n");
-        return 130; /* as a shell reports SIGINT */
-    }
-    fprintf(stderr, "vericache-node: %s\n", err->msg[0] ? err->msg : vc_status_name(st));
-    return vc_status_exit_code(st);
-}
-
-int node_generate_main(int argc, char **argv, char **envp)
+int node_cmd_generate(int argc, char **argv)
 {
     flags_t f = {0};
     vc_opt_t table[N_OPTS];
     vc_config_t *config = NULL;
     vc_err_t err = {0};
+    int rc = 0;
     make_table(&f, table);
-    node_sampling_default(&f.o.sampling);
-    vc_status_t st = vc_config_parse(table, argc, argv, envp, &config, &err);
-    if (st == VC_OK && vc_config_wants_help(config)) {
-        printf("usage: vericache-node generate --model FILE [options] PROMPT\n\n");
-        vc_config_print_help(table, stdout);
-        vc_config_free(config);
-        return 0;
-    }
-    if (st == VC_OK && vc_config_wants_print(config)) {
-        vc_config_print_values(table, config, stdout);
-        vc_config_free(config);
-        return 0;
-    }
-    if (st == VC_OK)
-        st = finish_opts(&f, config, argc, argv, &err);
+    if (!node_cmd_begin(table, "[PROMPT]", false, argc, argv, &config, &rc))
+        return rc;
+    vc_status_t st = finish_opts(&f, config, argc, argv, &err);
     if (st == VC_OK) {
         vc_log_set_level(f.verbose ? VC_LOG_INFO : VC_LOG_WARN);
         catch_signals();
-        st = f.o.server[0] || f.o.verifier[0] ? node_generate_remote(&f.o, stdout, &stop_flag, &err)
-                                              : node_generate_solo(&f.o, stdout, &stop_flag, &err);
+        bool remote = f.o.server[0] || f.o.verifier[0];
+        st = remote ? node_generate_remote(&f.o, stdout, &stop_flag, &err)
+                    : node_generate_solo(&f.o, stdout, &stop_flag, &err);
     }
-    int code = st == VC_OK ? 0 : report_error(st, &err);
     vc_config_free(config);
-    return code;
+    if (st == VC_ERR_CANCELLED) {
+        fprintf(stderr, "vericache-node generate: interrupted\n");
+        return 130; /* as a shell reports SIGINT */
+    }
+    return st == VC_OK ? 0 : node_cmd_fail("generate", st, &err);
 }

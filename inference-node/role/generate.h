@@ -39,8 +39,6 @@ typedef struct node_generate_opts {
     bool tail_verified;            /* draft behind the verifier's K, V rows instead of our own */
 } node_generate_opts_t;
 
-/* The whole subcommand: argv[0] is "generate". Returns the exit code. */
-int node_generate_main(int argc, char **argv, char **envp);
 /* Solo. Text goes to out as it is committed; with opts->json the outcome only. *stop_flag (may be NULL) != 0 ends the
  * generation between two passes: CANCELLED, after the report of what there is. */
 vc_status_t node_generate_solo(const node_generate_opts_t *opts, FILE *out, const volatile sig_atomic_t *stop_flag,
