@@ -12,6 +12,8 @@ target_compile_definitions(vc_flags INTERFACE _GNU_SOURCE VC_VERSION="${PROJECT_
 target_compile_options(vc_flags INTERFACE
   -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes -Wmissing-prototypes -Wvla
   -fno-omit-frame-pointer -ffp-contract=off)
+# A program loads only what it uses: suites of the base modules stay clear of UCX, whose memory hooks run in every thread.
+target_link_options(vc_flags INTERFACE LINKER:--as-needed)
 if(VC_WERROR)
   target_compile_options(vc_flags INTERFACE -Werror)
 endif()

@@ -29,7 +29,7 @@ void vc_test_skip(const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
-    printf("[SKIP ] %s: ", running);
+    printf("[SKIP] %s: ", running);
     vprintf(fmt, ap);
     putchar('\n');
     va_end(ap);
