@@ -1,0 +1,47 @@
+/*
+ * The methods of the control plane: protobuf-c messages to store calls and back. The server's only user of generated
+ * code. Handlers run on the rpc module's threads: unary ones on control threads, Fetch and PutRecord on their slots,
+ * where they may block on the pool, the disk and the pace.
+ */
+#ifndef CS_SERVICE_H
+#define CS_SERVICE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "store.h"
+#include "vc/clock.h"
+
+typedef struct cs_service cs_service_t;
+
+#define CS_STAT_NAME_MAX 64
+typedef struct cs_stat {
+    char name[CS_STAT_NAME_MAX];
+    double value;
+} cs_stat_t;
+
+typedef struct cs_service_opts {
+    const char *listen;         /* HOST:PORT, port 0 = any */
+    uint32_t n_control;         /* threads for small calls, default 4 (a commit blocks one of them) */
+    uint32_t max_fetch_streams; /* default 8; more wait for a free one */
+    uint32_t max_put_streams;   /* default 4 */
+    uint64_t egress_bits_per_s; /* 0: no limit */
+    uint32_t idle_ms;           /* a stream whose client sends or takes nothing for this long ends; default 30000 */
+    const vc_clock_t *clock;    /* default: the system's */
+    cs_store_t *store;          /* not owned, like the next two */
+    cs_bufpool_t *pool;
+    const char *data_address; /* handed to clients; empty or NULL = none */
+    /* More statistics, e.g. of the data plane: writes at most cap, returns how many. May be NULL. */
+    uint32_t (*more_stats)(void *arg, cs_stat_t *stats, uint32_t cap);
+    void *arg;
+} cs_service_opts_t;
+void cs_service_opts_default(cs_service_opts_t *opts);
+
+vc_status_t cs_service_start(const cs_service_opts_t *opts, cs_service_t **service_p, vc_err_t *err);
+int cs_service_port(const cs_service_t *service);
+/* Health answers NOT_SERVING from now on; calls still work. */
+void cs_service_drain(cs_service_t *service);
+/* Stops the rpc server within grace_ms plus the time a dead connection takes, then waits for every buffer. */
+void cs_service_stop(cs_service_t *service, uint32_t grace_ms);
+
+#endif

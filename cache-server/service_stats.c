@@ -1,0 +1,214 @@
+/* Statistics by name, prefixes, and the standard health call. The names are documented in README.md. */
+#include <stdio.h>
+#include <string.h>
+
+#include "service_int.h"
+#include "vc/mem.h"
+
+#define STATS_MAX 160
+#define PREFIXES_MAX 1000
+
+typedef struct {
+    cs_stat_t list[STATS_MAX];
+    uint32_t n;
+} stats_t;
+
+static void add(stats_t *st, const char *prefix, const char *name, double value)
+{
+    if (st->n == STATS_MAX)
+        return;
+    cs_stat_t *s = &st->list[st->n++];
+    snprintf(s->name, sizeof(s->name), "%s%s", prefix, name);
+    s->value = value;
+}
+
+static double share(uint64_t part, uint64_t whole) { return whole == 0 ? 0 : (double)part / (double)whole; }
+
+static void add_fidelity(stats_t *st, const char *prefix, const cs_fid_stats_t *f)
+{
+    add(st, prefix, "lookups", (double)f->lookups);
+    add(st, prefix, "lookup_hits", (double)f->lookup_hits);
+    add(st, prefix, "lookup_blocks", (double)f->lookup_blocks);
+    add(st, prefix, "hit_blocks", (double)f->hit_blocks);
+    add(st, prefix, "lookup_tokens", (double)f->lookup_tokens);
+    add(st, prefix, "hit_tokens", (double)f->hit_tokens);
+    add(st, prefix, "hit_bytes", (double)f->hit_bytes);
+    add(st, prefix, "hit_rate_blocks", share(f->hit_blocks, f->lookup_blocks));
+    add(st, prefix, "hit_rate_tokens", share(f->hit_tokens, f->lookup_tokens));
+    add(st, prefix, "hit_rate_lookups", share(f->lookup_hits, f->lookups));
+    add(st, prefix, "objects", (double)f->objects);
+    add(st, prefix, "bytes", (double)f->bytes);
+    add(st, prefix, "read_bytes", (double)f->read_bytes);
+    add(st, prefix, "put_bytes", (double)f->put_bytes);
+    add(st, prefix, "evicted_objects", (double)f->evicted_objects);
+}
+
+static void add_store(stats_t *st, const cs_store_stats_t *s)
+{
+    add_fidelity(st, "full.", &s->full);
+    add_fidelity(st, "compressed.", &s->compressed);
+    add(st, "", "miss.absent", (double)s->miss_absent);
+    add(st, "", "miss.evicted", (double)s->miss_evicted);
+    add(st, "", "miss.corrupt", (double)s->miss_corrupt);
+    add(st, "", "miss.keyspace", (double)s->miss_keyspace);
+    add(st, "", "corrupt_disk", (double)s->corrupt_disk);
+    add(st, "", "corrupt_wire", (double)s->corrupt_wire);
+    add(st, "", "commits", (double)s->commits);
+    add(st, "", "commit_batches", (double)s->commit_batches);
+    add(st, "", "aborts", (double)s->aborts);
+    add(st, "", "uploads_open", (double)s->uploads_open);
+    add(st, "", "uploads_expired", (double)s->uploads_expired);
+    add(st, "", "put_rejected", (double)s->put_rejected);
+    add(st, "", "leases_open", (double)s->leases_open);
+    add(st, "", "leases_expired", (double)s->leases_expired);
+    add(st, "", "leases_stale", (double)s->stale_leases);
+    add(st, "", "pinned_bytes", (double)s->pinned_bytes);
+    add(st, "", "capacity_bytes", (double)s->capacity_bytes);
+    add(st, "", "used_bytes", (double)s->used_bytes);
+    add(st, "", "segments", (double)s->n_segments);
+    add(st, "", "evictions", (double)s->evictions);
+    add(st, "", "readonly", s->readonly ? 1 : 0);
+}
+
+static double load(_Atomic uint64_t *counter) { return (double)atomic_load_explicit(counter, memory_order_relaxed); }
+
+static void add_service(stats_t *st, cs_service_t *s)
+{
+    add(st, "rpc.", "lookups", load(&s->n.lookups));
+    add(st, "rpc.", "registers", load(&s->n.registers));
+    add(st, "rpc.", "commits", load(&s->n.commits));
+    add(st, "rpc.", "fetches", load(&s->n.fetches));
+    add(st, "rpc.", "fetch_records", load(&s->n.fetch_records));
+    add(st, "rpc.", "fetch_bytes", load(&s->n.fetch_bytes));
+    add(st, "rpc.", "fetch_streams", atomic_load_explicit(&s->n.fetch_streams, memory_order_relaxed));
+    add(st, "rpc.", "puts", load(&s->n.puts));
+    add(st, "rpc.", "put_records", load(&s->n.put_records));
+    add(st, "rpc.", "put_bytes", load(&s->n.put_bytes));
+    add(st, "rpc.", "put_streams", atomic_load_explicit(&s->n.put_streams, memory_order_relaxed));
+    add(st, "", "step_downs", load(&s->n.step_downs));
+    add(st, "", "damaged_reports", load(&s->n.damaged_reports));
+    add(st, "", "generation", (double)cs_store_generation(s->o.store));
+}
+
+static vc_status_t stats_reply(const stats_t *st, vc_bytes_t *resp, vc_err_t *err)
+{
+    Vericache__V1__GetStatsReply reply = VERICACHE__V1__GET_STATS_REPLY__INIT;
+    Vericache__V1__GetStatsReply__Stat *items = vc_calloc(st->n, sizeof(*items));
+    Vericache__V1__GetStatsReply__Stat **list = vc_calloc(st->n, sizeof(*list));
+    vc_status_t status = VC_ERR_NOMEM;
+    if (items != NULL && list != NULL) {
+        for (uint32_t i = 0; i < st->n; i++) {
+            items[i] = (Vericache__V1__GetStatsReply__Stat)VERICACHE__V1__GET_STATS_REPLY__STAT__INIT;
+            items[i].name = (char *)(uintptr_t)st->list[i].name;
+            items[i].value = st->list[i].value;
+            list[i] = &items[i];
+        }
+        reply.n_stats = st->n;
+        reply.stats = list;
+        status = cs_pack(&reply.base, resp, err);
+    }
+    vc_free(items);
+    vc_free(list);
+    return status == VC_OK ? status : vc_err_set(err, status, "out of memory");
+}
+
+vc_status_t cs_service_stats(void *arg, vc_rpc_call_t *call, const uint8_t *req, size_t len, vc_bytes_t *resp,
+                             vc_err_t *err)
+{
+    (void)call;
+    cs_service_t *s = arg;
+    Vericache__V1__GetStatsRequest *m = vericache__v1__get_stats_request__unpack(NULL, len, req);
+    if (m == NULL)
+        return vc_err_set(err, VC_ERR_INVALID, "request is not a GetStatsRequest");
+    vericache__v1__get_stats_request__free_unpacked(m, NULL);
+    stats_t *st = vc_calloc(1, sizeof(*st));
+    if (st == NULL)
+        return vc_err_set(err, VC_ERR_NOMEM, "out of memory");
+    cs_store_stats_t store;
+    cs_store_get_stats(s->o.store, &store);
+    add_store(st, &store);
+    add_service(st, s);
+    if (s->o.more_stats != NULL)
+        st->n += s->o.more_stats(s->o.arg, st->list + st->n, STATS_MAX - st->n);
+    vc_status_t status = stats_reply(st, resp, err);
+    vc_free(st);
+    return status;
+}
+
+/* ---- prefixes ---- */
+
+static vc_status_t prefixes_reply(const cs_prefix_info_t *info, uint32_t n, vc_bytes_t *resp, vc_err_t *err)
+{
+    Vericache__V1__ListPrefixesReply reply = VERICACHE__V1__LIST_PREFIXES_REPLY__INIT;
+    Vericache__V1__ListPrefixesReply__Prefix *items = vc_calloc(n, sizeof(*items));
+    Vericache__V1__ListPrefixesReply__Prefix **list = vc_calloc(n, sizeof(*list));
+    vc_status_t status = VC_ERR_NOMEM;
+    if (items != NULL && list != NULL) {
+        for (uint32_t i = 0; i < n; i++) {
+            Vericache__V1__ListPrefixesReply__Prefix *p = &items[i];
+            *p = (Vericache__V1__ListPrefixesReply__Prefix)VERICACHE__V1__LIST_PREFIXES_REPLY__PREFIX__INIT;
+            p->tip = (ProtobufCBinaryData){sizeof(info[i].tip.b), (uint8_t *)(uintptr_t)info[i].tip.b};
+            p->keyspace = (ProtobufCBinaryData){sizeof(info[i].keyspace.b), (uint8_t *)(uintptr_t)info[i].keyspace.b};
+            p->blocks = info[i].n_blocks;
+            p->hits = info[i].hits;
+            p->bytes = info[i].bytes;
+            p->n_head_tokens = VC_MIN(info[i].n_head_tokens, VC_ARRAY_LEN(info[i].head_tokens));
+            p->head_tokens = (uint32_t *)(uintptr_t)info[i].head_tokens;
+            list[i] = p;
+        }
+        reply.n_prefixes = n;
+        reply.prefixes = list;
+        status = cs_pack(&reply.base, resp, err);
+    }
+    vc_free(items);
+    vc_free(list);
+    return status == VC_OK ? status : vc_err_set(err, status, "out of memory");
+}
+
+vc_status_t cs_service_prefixes(void *arg, vc_rpc_call_t *call, const uint8_t *req, size_t len, vc_bytes_t *resp,
+                                vc_err_t *err)
+{
+    (void)call;
+    cs_service_t *s = arg;
+    Vericache__V1__ListPrefixesRequest *m = vericache__v1__list_prefixes_request__unpack(NULL, len, req);
+    if (m == NULL)
+        return vc_err_set(err, VC_ERR_INVALID, "request is not a ListPrefixesRequest");
+    uint32_t limit = m->limit, n = 0;
+    bool by_bytes = m->by_bytes != 0;
+    vericache__v1__list_prefixes_request__free_unpacked(m, NULL);
+    if (limit == 0 || limit > PREFIXES_MAX)
+        return vc_err_set(err, VC_ERR_RANGE, "limit %u is not 1 to %d", limit, PREFIXES_MAX);
+    cs_prefix_info_t *info = vc_calloc(limit, sizeof(*info));
+    if (info == NULL)
+        return vc_err_set(err, VC_ERR_NOMEM, "out of memory");
+    vc_status_t st = cs_store_list_prefixes(s->o.store, by_bytes, limit, info, &n);
+    if (st == VC_OK)
+        st = prefixes_reply(info, n, resp, err);
+    else
+        vc_err_set(err, st, "cannot list prefixes: %s", vc_status_name(st));
+    vc_free(info);
+    return st;
+}
+
+/* ---- health ---- */
+
+vc_status_t cs_service_health(void *arg, vc_rpc_call_t *call, const uint8_t *req, size_t len, vc_bytes_t *resp,
+                              vc_err_t *err)
+{
+    (void)call;
+    cs_service_t *s = arg;
+    Grpc__Health__V1__HealthCheckRequest *m = grpc__health__v1__health_check_request__unpack(NULL, len, req);
+    if (m == NULL)
+        return vc_err_set(err, VC_ERR_INVALID, "request is not a HealthCheckRequest");
+    bool known = m->service[0] == '\0' || strcmp(m->service, "vericache.v1.Cache") == 0;
+    if (!known)
+        vc_err_set(err, VC_ERR_NOT_FOUND, "service \"%.100s\" is unknown", m->service);
+    grpc__health__v1__health_check_request__free_unpacked(m, NULL);
+    if (!known)
+        return VC_ERR_NOT_FOUND;
+    Grpc__Health__V1__HealthCheckResponse reply = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
+    reply.status = atomic_load_explicit(&s->draining, memory_order_relaxed)
+                       ? GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING
+                       : GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING;
+    return cs_pack(&reply.base, resp, err);
+}
