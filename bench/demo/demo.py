@@ -51,7 +51,7 @@ def ask(args, programs, model, link, workdir, document, number, mode, addresses)
     prompt.write_text(document.read_text() + QUESTIONS[number - 1])
     result = workdir / f"q{number}.{mode}.json"
     command = [programs.node, "generate", "--model", str(model), "--prompt-file", str(prompt), "--max-tokens",
-               str(args.max_tokens), "--threads", str(args.threads), "--result-file", str(result), "--log-level", "error"]
+               str(args.max_tokens), "--threads", str(args.threads), "--result-file", str(result)]
     if mode == "recompute":
         command += ["--draft-length", "0"]
     elif mode == "full":

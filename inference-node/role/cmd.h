@@ -20,6 +20,8 @@ typedef struct node_cmd {
 extern const node_cmd_t node_cmds[];
 
 int node_cmd_generate(int argc, char **argv);
+int node_cmd_register(int argc, char **argv);
+int node_cmd_serve(int argc, char **argv);
 int node_cmd_tokenize(int argc, char **argv);
 
 /*

@@ -33,6 +33,7 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
         {"stop", VC_OPT_STRING, &f->stop, NULL, 0, 0, NULL, "end before this text; may be given several times"},
         {"ignore-end", VC_OPT_BOOL, &o->ignore_end, "false", 0, 0, NULL, "go on after an end token"},
         {"json", VC_OPT_BOOL, &o->json, "false", 0, 0, NULL, "print one JSON object in place of the text"},
+        {"result-file", VC_OPT_STRING, &o->result_file, NULL, 0, 0, NULL, "write the JSON object to this file as well"},
         {"stats", VC_OPT_BOOL, &o->stats, "false", 0, 0, NULL, "print speed, acceptance and digests to stderr"},
         {"draft-length", VC_OPT_STRING, &f->draft_length, "auto", 0, 0, NULL,
          "tokens per draft: auto, or a number; 0 decodes without drafts"},
@@ -133,6 +134,29 @@ static vc_status_t finish_opts(flags_t *f, const vc_config_t *config, int argc, 
     if (o->raw && o->system[0])
         return vc_err_set(err, VC_ERR_INVALID, "--system needs the chat template, --raw has none");
     return node_sampling_check(&o->sampling, err);
+}
+
+vc_status_t node_generate_report(const node_generate_opts_t *opts, const node_outcome_t *outcome,
+                                 const node_text_t *text, FILE *out, vc_err_t *err)
+{
+    size_t len;
+    const char *all = node_text_all(text, &len);
+    vc_status_t st = VC_OK;
+    if (opts->stats)
+        node_outcome_print_stats(outcome, stderr);
+    if (opts->json)
+        st = node_outcome_print_json(outcome, all, len, out);
+    if (st != VC_OK)
+        return vc_err_set(err, st, "cannot write the result");
+    if (!opts->result_file[0])
+        return VC_OK;
+    FILE *f = fopen(opts->result_file, "w");
+    if (f == NULL)
+        return vc_err_set(err, vc_status_from_errno(errno), "cannot write %s: %s", opts->result_file, strerror(errno));
+    st = node_outcome_print_json(outcome, all, len, f);
+    if (fclose(f) != 0 || st != VC_OK)
+        return vc_err_set(err, VC_ERR_IO, "cannot write %s", opts->result_file);
+    return VC_OK;
 }
 
 static volatile sig_atomic_t stop_flag;

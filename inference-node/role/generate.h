@@ -9,6 +9,7 @@
 
 #include "compress/codec.h"
 #include "model/engine.h"
+#include "role/outcome.h"
 #include "speculate/sample.h"
 #include "speculate/session.h"
 #include "speculate/text.h"
@@ -24,6 +25,7 @@ typedef struct node_generate_opts {
     uint32_t n_stops;
     bool ignore_end;
     bool json, stats;
+    const char *result_file; /* the JSON object goes here as well; empty: nowhere */
     /* drafting */
     uint32_t draft_length;    /* NODE_DRAFT_AUTO, or a number */
     const char *compressor;   /* spec text; empty: none */
@@ -39,6 +41,9 @@ typedef struct node_generate_opts {
     bool tail_verified;            /* draft behind the verifier's K, V rows instead of our own */
 } node_generate_opts_t;
 
+/* The end of every generation: JSON to out, numbers to stderr, JSON to a file, as the options ask. */
+vc_status_t node_generate_report(const node_generate_opts_t *opts, const node_outcome_t *outcome,
+                                 const node_text_t *text, FILE *out, vc_err_t *err);
 /* Solo. Text goes to out as it is committed; with opts->json the outcome only. *stop_flag (may be NULL) != 0 ends the
  * generation between two passes: CANCELLED, after the report of what there is. */
 vc_status_t node_generate_solo(const node_generate_opts_t *opts, FILE *out, const volatile sig_atomic_t *stop_flag,

@@ -8,6 +8,7 @@
 #include "vc/mem.h"
 
 #define PROMPT_MAX_BYTES (64u << 20)
+#define DEFAULT_COMPRESSOR "kivi:bits=4"
 
 bool node_remote_stopped(const node_remote_t *r) { return r->stop_flag != NULL && *r->stop_flag != 0; }
 
@@ -65,15 +66,13 @@ static vc_status_t read_prompt(node_remote_t *r, vc_err_t *err)
     const node_generate_opts_t *o = r->opts;
     char *file_text = NULL;
     node_prompt_t prompt = {.system = o->system, .raw = o->raw, .text = o->prompt};
-    if (o->prompt_file != NULL && o->prompt_file[0] != '\0') {
+    if (o->prompt_file[0] != '\0') {
         vc_status_t status = node_prompt_read_file(o->prompt_file, PROMPT_MAX_BYTES, &file_text, &prompt.bytes, err);
         if (status != VC_OK)
             return status;
         prompt.text = file_text;
-    } else if (o->prompt != NULL) {
-        prompt.bytes = strlen(o->prompt);
     } else {
-        return vc_err_set(err, VC_ERR_INVALID, "no prompt given");
+        prompt.bytes = strlen(o->prompt);
     }
     vc_status_t status = node_prompt_encode(r->node->gguf, r->node->tok, &prompt, false, &r->tokens, &r->n_prompt, err);
     vc_free(file_text);
@@ -95,8 +94,9 @@ static vc_status_t open_parts(node_remote_t *r, vc_err_t *err)
     nopts.engine.n_threads = (uint32_t)o->threads;
     nopts.engine.isa = o->isa;
     vc_status_t status = VC_OK;
-    if (o->compressor != NULL && o->compressor[0] != '\0') {
-        status = node_spec_parse(o->compressor, &r->spec, err);
+    const char *compressor = o->compressor[0] == '\0' && o->verifier[0] != '\0' ? DEFAULT_COMPRESSOR : o->compressor;
+    if (compressor[0] != '\0') {
+        status = node_spec_parse(compressor, &r->spec, err);
         r->has_spec = status == VC_OK;
     }
     if (status == VC_OK)
@@ -125,17 +125,11 @@ static vc_status_t finish_output(node_remote_t *r, vc_err_t *err)
     print_text(r);
     r->outcome.tokens = r->tokens + r->n_prompt;
     r->outcome.n_tokens = r->n_tokens - r->n_prompt;
-    if (r->opts->json) {
-        size_t len;
-        const char *text = node_text_all(r->text, &len);
-        status = node_outcome_print_json(&r->outcome, text, len, r->out);
-        return status == VC_OK ? status : vc_err_set(err, status, "cannot write the result");
+    if (!r->opts->json) {
+        fputc('\n', r->out);
+        fflush(r->out);
     }
-    fputc('\n', r->out);
-    fflush(r->out);
-    if (r->opts->stats)
-        node_outcome_print_stats(&r->outcome, stderr);
-    return VC_OK;
+    return node_generate_report(r->opts, &r->outcome, r->text, r->out, err);
 }
 
 vc_status_t node_generate_remote(const node_generate_opts_t *opts, FILE *out, const volatile sig_atomic_t *stop_flag,

@@ -220,15 +220,10 @@ static vc_status_t finish_output(solo_t *s, vc_err_t *err)
     vc_status_t st = write_out(s, text, len, err);
     if (st == VC_OK)
         st = write_out(s, "\n", 1, err);
-    if (st != VC_OK || !(s->opts->json || s->opts->stats))
+    if (st != VC_OK)
         return st;
     fill_outcome(s);
-    if (s->opts->stats)
-        node_outcome_print_stats(&s->outcome, stderr);
-    text = node_text_all(s->text, &len);
-    if (s->opts->json && (st = node_outcome_print_json(&s->outcome, text, len, s->out)) != VC_OK)
-        return vc_err_set(err, st, "cannot write the result");
-    return VC_OK;
+    return node_generate_report(s->opts, &s->outcome, s->text, s->out, err);
 }
 
 static void close_solo(solo_t *s)
