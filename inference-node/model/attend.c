@@ -1,0 +1,173 @@
+/*
+ * Attention of one layer. A block of rows and one KV head are `rows x group` queries that share every tile. Tiles are
+ * walked in ascending position, four to a split; each split starts a fresh (m, l, o), and splits are folded in
+ * ascending order. Who computes a split, and when, leaves no trace: with many blocks a thread takes whole blocks, with
+ * few the splits of one block are spread over the team, and both fold the same states in the same order.
+ */
+#include <string.h>
+
+#include "model/engine_int.h"
+
+_Static_assert(NODE_ATTN_TILE == NODE_TILE, "kernels and pages agree on the tile");
+
+/* log2(e): scores are exponents of two */
+#define LOG2E 1.44269504088896341f
+
+typedef struct {
+    const node_row_block_t *block;
+    uint32_t layer, head;     /* KV head */
+    uint32_t n_body, n_tiles; /* tiles of the body, tiles in all up to the block's last row */
+} walk_t;
+
+uint32_t node_attend_block_rows(const node_engine_t *eng)
+{
+    uint32_t group = eng->info.n_head / eng->info.n_kv_head, rows = 24 / group;
+    return rows < 1 ? 1 : rows > 8 ? 8 : rows;
+}
+
+static walk_t walk_of(const node_engine_t *eng, const node_row_block_t *b, uint32_t layer, uint32_t head)
+{
+    walk_t w = {.block = b, .layer = layer, .head = head};
+    if (b->kv->body != NULL)
+        w.n_body = b->kv->body->n_tiles[layer * eng->info.n_kv_head + head];
+    uint32_t last = b->position + b->n_rows - 1;
+    w.n_tiles = w.n_body + (last / NODE_TILE - b->kv->first_block) + 1;
+    return w;
+}
+
+/* The KV heads' queries of a block, scaled, as [row][head of the group][dim]. */
+static void gather_queries(const node_engine_t *eng, const walk_t *w, float *q)
+{
+    uint32_t d = eng->info.head_dim, group = eng->info.n_head / eng->info.n_kv_head;
+    float s = LOG2E / __builtin_sqrtf((float)d);
+    for (uint32_t r = 0; r < w->block->n_rows; r++)
+        eng->ops->scale(eng->q + (w->block->first + r) * eng->q_stride + (size_t)w->head * group * d, s, group * d,
+                        q + (size_t)r * group * d);
+}
+
+static void states_reset(node_states_t *s, uint32_t n_q, uint32_t d)
+{
+    for (uint32_t i = 0; i < n_q; i++) {
+        s->m[i] = -__builtin_inff();
+        s->l[i] = 0.0f;
+    }
+    memset(s->o, 0, (size_t)n_q * d * sizeof *s->o);
+}
+
+/* One tile: how many of its tokens each row sees, then the kernel. */
+static void attend_tile(const node_engine_t *eng, const walk_t *w, uint32_t index, node_attn_t *a)
+{
+    const node_row_block_t *b = w->block;
+    uint32_t group = eng->info.n_head / eng->info.n_kv_head;
+    if (index < w->n_body) {
+        node_tile_t tile = b->kv->body->tiles[w->layer * eng->info.n_kv_head + w->head][index];
+        for (uint32_t i = 0; i < a->n_q; i++)
+            a->n_valid[i] = tile.n_rows;
+        eng->ops->attend(a, tile.k, tile.v);
+        return;
+    }
+    uint32_t page = index - w->n_body, start = (b->kv->first_block + page) * NODE_TILE;
+    for (uint32_t i = 0; i < a->n_q; i++) {
+        uint32_t seen = b->position + i / group + 1; /* positions that the row sees */
+        a->n_valid[i] = seen <= start ? 0 : seen - start < NODE_TILE ? seen - start : NODE_TILE;
+    }
+    eng->ops->attend(a, node_page_k(b->kv->pages[page], w->layer, w->head),
+                     node_page_v(b->kv->pages[page], w->layer, w->head));
+}
+
+static void attend_split(const node_engine_t *eng, const walk_t *w, uint32_t split, const float *q, float *p,
+                         node_states_t *s)
+{
+    uint32_t group = eng->info.n_head / eng->info.n_kv_head;
+    node_attn_t a = {.n_q = w->block->n_rows * group, .head_dim = eng->info.head_dim, .q = q, .p = p};
+    a.m = s->m;
+    a.l = s->l;
+    a.o = s->o;
+    states_reset(s, a.n_q, a.head_dim);
+    uint32_t end = (split + 1) * NODE_SPLIT_TILES;
+    for (uint32_t t = split * NODE_SPLIT_TILES; t < end && t < w->n_tiles; t++)
+        attend_tile(eng, w, t, &a);
+}
+
+static void fold_states(const node_engine_t *eng, const walk_t *w, node_states_t *total, const node_states_t *split)
+{
+    uint32_t n_q = w->block->n_rows * (eng->info.n_head / eng->info.n_kv_head);
+    eng->ops->fold(n_q, eng->info.head_dim, total->m, total->l, total->o, split->m, split->l, split->o);
+}
+
+static void write_output(node_engine_t *eng, const walk_t *w, const node_states_t *s)
+{
+    uint32_t d = eng->info.head_dim, group = eng->info.n_head / eng->info.n_kv_head;
+    for (uint32_t i = 0; i < w->block->n_rows * group; i++) {
+        float *out = eng->act_attn.x + (w->block->first + i / group) * eng->act_attn.stride;
+        eng->ops->finish(s->l[i], s->o + (size_t)i * d, d, out + ((size_t)w->head * group + i % group) * d);
+    }
+}
+
+static uint32_t n_splits(const walk_t *w) { return (w->n_tiles + NODE_SPLIT_TILES - 1) / NODE_SPLIT_TILES; }
+
+/* Item = (block, KV head), all splits by one thread. */
+static void attend_whole(node_pass_t *pass, uint32_t layer, uint32_t thread)
+{
+    node_engine_t *eng = pass->eng;
+    node_thread_scratch_t *t = &eng->threads[thread];
+    uint32_t heads = eng->info.n_kv_head, item;
+    while (node_team_next(eng->team, pass->n_blocks * heads, &item)) {
+        /* the longest walks first, so that the team ends together */
+        const node_row_block_t *b = &eng->blocks[pass->n_blocks - 1 - item / heads];
+        walk_t w = walk_of(eng, b, layer, item % heads);
+        gather_queries(eng, &w, t->q);
+        states_reset(&t->total, b->n_rows * (eng->info.n_head / heads), eng->info.head_dim);
+        for (uint32_t s = 0; s < n_splits(&w); s++) {
+            attend_split(eng, &w, s, t->q, t->p, &t->split);
+            fold_states(eng, &w, &t->total, &t->split);
+        }
+        write_output(eng, &w, &t->total);
+    }
+    node_team_barrier(eng->team);
+}
+
+/* Item = (block, KV head, split) over a window of splits; then (block, KV head) folds. */
+static void attend_spread(node_pass_t *pass, uint32_t layer, uint32_t thread)
+{
+    node_engine_t *eng = pass->eng;
+    node_thread_scratch_t *t = &eng->threads[thread];
+    uint32_t heads = eng->info.n_kv_head, n_pairs = pass->n_blocks * heads, most = 0, item;
+    for (uint32_t i = 0; i < n_pairs; i++) {
+        walk_t w = walk_of(eng, &eng->blocks[i / heads], layer, i % heads);
+        uint32_t n = n_splits(&w);
+        most = n > most ? n : most;
+    }
+    for (uint32_t base = 0; base < most; base += NODE_SPLIT_WINDOW) {
+        uint32_t width = most - base < NODE_SPLIT_WINDOW ? most - base : NODE_SPLIT_WINDOW;
+        while (node_team_next(eng->team, n_pairs * width, &item)) {
+            walk_t w = walk_of(eng, &eng->blocks[item / width / heads], layer, item / width % heads);
+            if (base + item % width >= n_splits(&w))
+                continue;
+            gather_queries(eng, &w, t->q);
+            attend_split(eng, &w, base + item % width, t->q, t->p,
+                         &eng->splits[item / width * NODE_SPLIT_WINDOW + item % width]);
+        }
+        node_team_barrier(eng->team);
+        while (node_team_next(eng->team, n_pairs, &item)) {
+            walk_t w = walk_of(eng, &eng->blocks[item / heads], layer, item % heads);
+            uint32_t n = n_splits(&w);
+            if (base == 0)
+                states_reset(&eng->totals[item], w.block->n_rows * (eng->info.n_head / heads), eng->info.head_dim);
+            for (uint32_t s = base; s < base + width && s < n; s++)
+                fold_states(eng, &w, &eng->totals[item], &eng->splits[item * NODE_SPLIT_WINDOW + s - base]);
+            if (base + width >= most)
+                write_output(eng, &w, &eng->totals[item]);
+        }
+        node_team_barrier(eng->team);
+    }
+}
+
+void node_attend_layer(node_pass_t *pass, uint32_t layer, uint32_t thread)
+{
+    uint32_t n_pairs = pass->n_blocks * pass->eng->info.n_kv_head;
+    if (n_pairs <= NODE_SPLIT_BLOCKS && pass->eng->n_threads > 1)
+        attend_spread(pass, layer, thread);
+    else
+        attend_whole(pass, layer, thread);
+}

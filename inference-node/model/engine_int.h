@@ -1,0 +1,83 @@
+/* Inside of the engine, shared by engine.c (lifecycle), forward.c (the pass) and attend.c (attention of one layer). */
+#ifndef NODE_ENGINE_INT_H
+#define NODE_ENGINE_INT_H
+
+#include <stdatomic.h>
+
+#include "kernels/backend.h"
+#include "kernels/team.h"
+#include "model/engine.h"
+#include "model/weights.h"
+
+/* Splits whose states are kept before they are folded, and how many row blocks may share that memory. */
+#define NODE_SPLIT_WINDOW 64u
+#define NODE_SPLIT_BLOCKS 16u
+
+/* Online-softmax states of one block of queries. */
+typedef struct node_states {
+    float *m, *l; /* [NODE_QUERY_MAX] */
+    float *o;     /* [NODE_QUERY_MAX][head_dim] */
+} node_states_t;
+
+typedef struct node_thread_scratch {
+    float *q;            /* [NODE_QUERY_MAX][head_dim], scaled */
+    float *p;            /* [NODE_QUERY_MAX][NODE_TILE] */
+    node_states_t split; /* of the split at hand */
+    node_states_t total; /* splits folded so far */
+} node_thread_scratch_t;
+
+struct node_engine {
+    node_model_info_t info;
+    node_weights_t w;
+    float *inv_freq;
+    const node_ops_t *ops;
+    node_isa_t isa;
+    node_team_t *team;
+    uint32_t n_threads, max_rows;
+    _Atomic uint64_t saturations;
+    uint64_t scratch_bytes;
+    uint8_t *scratch; /* one block that everything below lies in */
+
+    /* rows of a pass, [max_rows][stride] */
+    size_t model_stride, q_stride, kv_stride, ffn_stride, rope_stride;
+    float *x, *y;          /* residual stream; output of the last linear towards it */
+    node_acts_t act_model; /* normed input of qkv, gate/up, logits */
+    node_acts_t act_attn;  /* attention output, input of o */
+    node_acts_t act_ffn;   /* gated, input of down */
+    float *q, *k, *v;      /* after the projections, then after RoPE */
+    float *gate, *up;
+    float *cos, *sin;
+    node_thread_scratch_t *threads; /* [n_threads] */
+    node_states_t *splits;          /* [NODE_SPLIT_BLOCKS * NODE_SPLIT_WINDOW] */
+    node_states_t *totals;          /* [NODE_SPLIT_BLOCKS] */
+    uint32_t *want;                 /* rows with logits */
+    struct node_row_block *blocks;  /* [max_rows] */
+};
+
+/* Consecutive rows of one session that attend together. */
+typedef struct node_row_block {
+    const node_kv_t *kv;
+    uint32_t first, n_rows; /* rows of the pass */
+    uint32_t position;      /* of the first row */
+} node_row_block_t;
+
+typedef struct node_pass {
+    node_engine_t *eng;
+    const node_row_t *rows;
+    uint32_t n_rows, n_want, n_blocks;
+    float *logits;
+    const node_capture_t *capture;
+} node_pass_t;
+
+/* Position of row i of the pass. */
+static inline uint32_t node_row_position(const node_row_block_t *b, uint32_t i) { return b->position + i - b->first; }
+
+/* Attention of one layer for all rows: reads eng->q and the pages, writes act_attn.x. Every thread of the team calls
+ * it; on return all rows are done and visible. */
+void node_attend_layer(node_pass_t *pass, uint32_t layer, uint32_t thread);
+/* Rows that share the tiles of a KV head: as many as make about 24 queries. */
+uint32_t node_attend_block_rows(const node_engine_t *eng);
+
+void node_forward_worker(void *pass, uint32_t thread);
+
+#endif
