@@ -1,0 +1,221 @@
+/*
+ * The remote path as processes: recompute, full fetch and draft/verify give the same tokens and the same logits,
+ * whatever is killed, damaged or missing in between.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "support/file.h"
+#include "support/remote_cluster.h"
+#include "support/vc_test.h"
+#include "vc/mem.h"
+
+#define KIVI "kivi:bits=4"
+#define LONG_ANSWER "1200"
+
+static const char *const recompute[] = {"--draft-length", "0", "--max-tokens", "60", NULL};
+
+static bool programs_missing(void)
+{
+    return !vt_proc_exists("vericache-server") || !vt_proc_exists("vericache-node") || !vt_proc_exists("vericachectl");
+}
+
+#define NEED_PROGRAMS()                                 \
+    do {                                                \
+        if (programs_missing())                         \
+            cr_skip_test("the programs are not built"); \
+    } while (0)
+
+Test(remote, recompute_full_fetch_and_vericache_give_the_same_bits)
+{
+    NEED_PROGRAMS();
+    remote_cluster_t c;
+    remote_cluster_start(&c);
+    remote_cluster_register(&c, KIVI ";snapkv:keep=0.25;noise:eps=0.3");
+    json_t *base = remote_cluster_generate(&c, recompute);
+    const char *full[] = {"--server", c.server_address, "--draft-length", "0", "--max-tokens", "60", NULL};
+    json_t *fetched = remote_cluster_generate(&c, full);
+    remote_cluster_assert_same(base, fetched, "full fetch");
+    cr_assert_gt(remote_int(fetched, "prefix_blocks"), 3);
+    cr_assert_lt(remote_int(fetched, "computed_tokens"), 128);
+    static const char *const specs[] = {KIVI, "snapkv:keep=0.25", "noise:eps=0.3"};
+    static const char *const tails[] = {"own", "verified"};
+    for (size_t i = 0; i < VC_ARRAY_LEN(specs) * 2; i++) {
+        const char *flags[] = {"--server",
+                               c.server_address,
+                               "--verifier",
+                               c.verify_address,
+                               "--compressor",
+                               specs[i / 2],
+                               "--tail",
+                               tails[i % 2],
+                               "--max-tokens",
+                               "60",
+                               "--draft-length",
+                               "4",
+                               NULL};
+        json_t *ours = remote_cluster_generate(&c, flags);
+        remote_cluster_assert_same(base, ours, specs[i / 2]);
+        cr_assert_gt(remote_int(ours, "prefix_blocks"), 3, "%s was not fetched", specs[i / 2]);
+        cr_assert_gt(remote_int(ours, "fast_bytes"), 0);
+        cr_assert_eq(remote_int(ours, "recoveries"), 0);
+        json_decref(ours);
+    }
+    cr_assert_gt(remote_cluster_stat(&c, "hit_blocks_full"), 0);
+    cr_assert_gt(remote_cluster_stat(&c, "hit_blocks_compressed"), 0);
+    json_decref(base);
+    json_decref(fetched);
+    remote_cluster_stop(&c);
+}
+
+Test(remote, sampled_text_is_the_same_as_well)
+{
+    NEED_PROGRAMS();
+    remote_cluster_t c;
+    remote_cluster_start(&c);
+    remote_cluster_register(&c, KIVI);
+    const char *alone[] = {"--temperature", "0.9", "--top-p", "0.95", "--seed", "7", "--max-tokens", "60", NULL};
+    json_t *base = remote_cluster_generate(&c, alone);
+    const char *flags[] = {"--temperature", "0.9", "--top-p",  "0.95",           "--seed",     "7",
+                           "--max-tokens",  "60",  "--server", c.server_address, "--verifier", c.verify_address,
+                           "--compressor",  KIVI,  NULL};
+    json_t *ours = remote_cluster_generate(&c, flags);
+    remote_cluster_assert_same(base, ours, "sampled");
+    json_decref(base);
+    json_decref(ours);
+    remote_cluster_stop(&c);
+}
+
+Test(remote, the_verify_node_stores_what_a_request_computed)
+{
+    NEED_PROGRAMS();
+    remote_cluster_t c;
+    remote_cluster_start(&c);
+    const char *flags[] = {"--server", c.server_address, "--verifier", c.verify_address, "--max-tokens", "60", NULL};
+    json_t *first = remote_cluster_generate(&c, flags);
+    cr_assert_eq(remote_int(first, "prefix_blocks"), 0, "nothing was registered");
+    cr_assert(vt_proc_wait_line(c.verify, "stored objects=", 60000, NULL, 0), "the verify node stored nothing");
+    json_t *second = remote_cluster_generate(&c, flags);
+    cr_assert_gt(remote_int(second, "prefix_blocks"), 3, "the second request found nothing");
+    remote_cluster_assert_same(first, second, "cold and warm");
+    json_decref(first);
+    json_decref(second);
+    remote_cluster_stop(&c);
+}
+
+/* Disturbs a long generation once its first text is out. Returns its result. */
+typedef void (*disturb_fn)(remote_cluster_t *c);
+static json_t *generate_disturbed(remote_cluster_t *c, disturb_fn disturb)
+{
+    const char *flags[] = {"--server",       c->server_address,
+                           "--verifier",     c->verify_address,
+                           "--compressor",   KIVI,
+                           "--max-tokens",   LONG_ANSWER,
+                           "--draft-length", "4",
+                           "--verbose",      NULL};
+    vt_proc_t *run = remote_cluster_generate_start(c, flags);
+    cr_assert(vt_proc_wait_line(run, "verify node opened", 60000, NULL, 0));
+    disturb(c);
+    int rc = vt_proc_wait_exit(run, 120000);
+    char *out = vt_proc_output(run);
+    cr_assert_eq(rc, 0, "generate exits %d: %.2000s", rc, out);
+    vc_free(out);
+    vt_proc_end(run);
+    return remote_cluster_result(c);
+}
+
+static void kill_verify(remote_cluster_t *c) { vt_proc_signal(c->verify, SIGKILL); }
+static void kill_server(remote_cluster_t *c) { vt_proc_signal(c->server, SIGKILL); }
+static void kill_both(remote_cluster_t *c)
+{
+    kill_verify(c);
+    kill_server(c);
+}
+
+static void check_disturbed(disturb_fn disturb, bool loses_verifier)
+{
+    NEED_PROGRAMS();
+    remote_cluster_t c;
+    remote_cluster_start(&c);
+    remote_cluster_register(&c, KIVI);
+    const char *alone[] = {"--draft-length", "0", "--max-tokens", LONG_ANSWER, NULL};
+    json_t *base = remote_cluster_generate(&c, alone);
+    json_t *ours = generate_disturbed(&c, disturb);
+    remote_cluster_assert_same(base, ours, "after a loss");
+    if (loses_verifier)
+        cr_assert_gt(remote_int(ours, "recoveries"), 0, "the generation was over before the verify node died");
+    json_decref(base);
+    json_decref(ours);
+    remote_cluster_stop(&c);
+}
+
+Test(remote, a_verify_node_killed_in_the_middle_is_made_up_for) { check_disturbed(kill_verify, true); }
+Test(remote, a_server_killed_in_the_middle_is_not_noticed_in_the_text) { check_disturbed(kill_server, false); }
+Test(remote, both_killed_in_the_middle_leave_the_same_text) { check_disturbed(kill_both, true); }
+
+Test(remote, with_nobody_there_the_node_computes_by_itself)
+{
+    NEED_PROGRAMS();
+    remote_cluster_t c;
+    remote_cluster_start(&c);
+    json_t *base = remote_cluster_generate(&c, recompute);
+    kill_both(&c);
+    const char *flags[] = {"--server", c.server_address, "--verifier", c.verify_address, "--max-tokens", "60", NULL};
+    json_t *ours = remote_cluster_generate(&c, flags);
+    remote_cluster_assert_same(base, ours, "alone");
+    cr_assert_gt(json_array_size(json_object_get(ours, "notes")), 0u);
+    json_decref(base);
+    json_decref(ours);
+    remote_cluster_stop(&c);
+}
+
+Test(remote, another_model_at_the_verify_node_is_one_clear_error)
+{
+    NEED_PROGRAMS();
+    remote_cluster_t c;
+    remote_cluster_start(&c);
+    char other[512];
+    snprintf(other, sizeof(other), "%s", vt_tmpdir_path(&c.dir, "other.gguf"));
+    remote_cluster_start_verify(&c, other);
+    const char *flags[] = {"--verifier", c.verify_address, "--max-tokens", "60", NULL};
+    vt_proc_t *run = remote_cluster_generate_start(&c, flags);
+    int rc = vt_proc_wait_exit(run, 120000);
+    char *out = vt_proc_output(run);
+    cr_assert_eq(rc, 65, "exit code %d: %s", rc, out);
+    cr_assert_not_null(strstr(out, "another model"), "%s", out);
+    vc_free(out);
+    vt_proc_end(run);
+    remote_cluster_stop(&c);
+}
+
+/* Every segment byte that holds KV is fair game; one in the middle of the largest segment file lies inside a record. */
+static void flip_byte_in_segments(remote_cluster_t *c)
+{
+    char command[1024];
+    snprintf(command, sizeof(command),
+             "for f in %s/segments/*.seg; do printf '\\377' | dd of=$f bs=1 seek=20000 conv=notrunc status=none; done",
+             vt_tmpdir_path(&c->dir, "data"));
+    const char *args[] = {"-c", command, NULL};
+    cr_assert_eq(vt_proc_run("/bin/sh", args, NULL, 10000, NULL), 0);
+}
+
+Test(remote, a_flipped_byte_on_disk_is_counted_never_used_and_the_answer_is_right)
+{
+    NEED_PROGRAMS();
+    remote_cluster_t c;
+    remote_cluster_start(&c);
+    remote_cluster_register(&c, KIVI);
+    json_t *base = remote_cluster_generate(&c, recompute);
+    vt_proc_signal(c.server, SIGTERM);
+    cr_assert_eq(vt_proc_wait_exit(c.server, 60000), 0);
+    flip_byte_in_segments(&c);
+    remote_cluster_start_server(&c);
+    const char *flags[] = {"--server", c.server_address, "--verifier", c.verify_address, "--max-tokens", "60", NULL};
+    json_t *ours = remote_cluster_generate(&c, flags);
+    remote_cluster_assert_same(base, ours, "with a damaged record");
+    cr_assert_gt(remote_cluster_stat(&c, "corrupt_disk"), 0);
+    json_decref(base);
+    json_decref(ours);
+    remote_cluster_stop(&c);
+}
