@@ -111,6 +111,7 @@ void vc_ucx_close(vc_ucx_t *ucx)
 {
     if (ucx == NULL)
         return;
+    ucx->on_msg = NULL; /* what still comes is declined */
     vc_ucx_listen_stop(ucx);
     while (ucx->eps != NULL)
         vc_ucx_ep_close(ucx->eps, NULL, NULL);

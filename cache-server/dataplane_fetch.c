@@ -1,0 +1,248 @@
+/*
+ * FETCH: leased blocks -> pins -> pool buffers -> the peer. A block costs one credit of the client and one place in the
+ * peer's window; both are taken before the pin, so that a peer that gives no credits holds nothing.
+ */
+#include <string.h>
+
+#include "dataplane_int.h"
+#include "vc/log.h"
+#include "vc/mem.h"
+
+dp_fetch_t *dp_fetch_find(const dp_peer_t *peer, uint64_t request)
+{
+    for (dp_fetch_t *f = peer->fetches; f != NULL; f = f->next)
+        if (f->request == request)
+            return f;
+    return NULL;
+}
+
+static void remove_fetch(dp_peer_t *peer, dp_fetch_t *fetch)
+{
+    for (dp_fetch_t **at = &peer->fetches; *at != NULL; at = &(*at)->next) {
+        if (*at == fetch) {
+            *at = fetch->next;
+            break;
+        }
+    }
+    peer->n_fetches--;
+    vc_free(fetch);
+}
+
+void dp_fetch_begin(dp_peer_t *peer, const vc_frame_t *frame)
+{
+    if (peer->n_fetches >= DP_MAX_FETCHES) {
+        dp_peer_error(peer, frame->request, VC_ERR_BUSY, "more than %u fetches at once", DP_MAX_FETCHES);
+        return;
+    }
+    dp_fetch_t *fetch = vc_calloc(1, sizeof(*fetch));
+    if (fetch == NULL) {
+        dp_peer_error(peer, frame->request, VC_ERR_NOMEM, "the server is out of memory");
+        return;
+    }
+    *fetch = (dp_fetch_t){
+        .next = peer->fetches,
+        .request = frame->request,
+        .boot_id = frame->boot_id,
+        .lease_id = frame->lease_id,
+        .fid = frame->fid,
+        .next_block = frame->first,
+        .end = frame->first + frame->n,
+        .credits = frame->credits,
+    };
+    memcpy(fetch->token.b, frame->token, sizeof(fetch->token.b));
+    peer->fetches = fetch;
+    peer->n_fetches++;
+    DP_COUNT(peer->dp, fetches, 1);
+}
+
+void dp_fetch_credit(dp_peer_t *peer, const vc_frame_t *frame)
+{
+    dp_fetch_t *fetch = dp_fetch_find(peer, frame->request);
+    if (fetch != NULL) /* else it ended while the message was on its way */
+        fetch->credits += frame->credits;
+}
+
+void dp_fetch_cancel(dp_peer_t *peer, const vc_frame_t *frame)
+{
+    dp_fetch_t *fetch = dp_fetch_find(peer, frame->request);
+    if (fetch == NULL || fetch->stopping)
+        return;
+    fetch->stopping = true;
+    fetch->status = VC_ERR_CANCELLED;
+}
+
+/* The first block's pin proves the token, so there is one place that judges it. */
+static void count_refusal(dp_peer_t *peer, uint64_t request, uint64_t lease_id, vc_status_t status)
+{
+    cs_dataplane_t *dp = peer->dp;
+    if (status == VC_ERR_STALE)
+        DP_COUNT(dp, stale, 1);
+    if (status != VC_ERR_PERM)
+        return;
+    DP_COUNT(dp, unauthenticated, 1);
+    vc_log_info("dataplane", "wrong token peer=%llu lease=%llu", (unsigned long long)peer->id,
+                (unsigned long long)lease_id);
+    dp_peer_error(peer, request, VC_ERR_PERM, "lease %llu: the token is wrong", (unsigned long long)lease_id);
+    dp_peer_condemn(peer);
+}
+
+void dp_fetch_damaged(dp_peer_t *peer, const vc_frame_t *frame)
+{
+    cs_dataplane_t *dp = peer->dp;
+    cs_pin_t pin;
+    cs_token_t token;
+    memcpy(token.b, frame->token, sizeof(token.b));
+    vc_status_t st =
+        cs_store_pin_leased(dp->opts.store, frame->boot_id, frame->lease_id, &token, frame->fid, frame->first, &pin);
+    if (st != VC_OK) {
+        count_refusal(peer, frame->request, frame->lease_id, st);
+        return;
+    }
+    DP_COUNT(dp, wire_corrupt, 1);
+    cs_store_count_wire_corrupt(dp->opts.store);
+    vc_log_warn("dataplane", "record damaged on the wire peer=%llu lease=%llu block=%u bytes=%u",
+                (unsigned long long)peer->id, (unsigned long long)frame->lease_id, frame->first, pin.bytes);
+    cs_store_report_corrupt(dp->opts.store, &pin);
+    cs_store_unpin(dp->opts.store, &pin);
+}
+
+/* ---- one block ---- */
+
+static void send_status(dp_op_t *op, vc_status_t status)
+{
+    dp_fetch_t *fetch = op->fetch;
+    dp_op_drop_buffer(op);
+    vc_frame_t frame = {.type = VC_FRAME_FETCH_DATA, .request = op->request, .block = op->block, .status = status};
+    if (dp_peer_send(op, &frame, NULL, 0))
+        fetch->n_sent++;
+    else
+        fetch->in_flight--;
+}
+
+static void send_record(dp_op_t *op)
+{
+    cs_dataplane_t *dp = op->dp;
+    dp_fetch_t *fetch = op->fetch;
+    if (dp->opts.fault != NULL)
+        dp->opts.fault(dp->opts.fault_arg, op->buf->data, op->bytes);
+    vc_frame_t frame = {
+        .type = VC_FRAME_FETCH_DATA, .request = op->request, .block = op->block, .payload_bytes = op->bytes};
+    if (dp_peer_send(op, &frame, op->buf->data, op->bytes))
+        fetch->n_sent++;
+    else
+        fetch->in_flight--;
+}
+
+void dp_fetch_advance(dp_op_t *op)
+{
+    dp_fetch_t *fetch = op->fetch;
+    dp_peer_t *peer = op->peer;
+    if (op->stage == DP_READING && op->status == VC_OK && !fetch->stopping) {
+        send_record(op);
+        return;
+    }
+    if (op->stage == DP_READING && !fetch->stopping) {
+        send_status(op, op->status);
+        return;
+    }
+    if (op->stage == DP_SENDING && op->status == VC_OK && op->bytes > 0 && op->buf != NULL) {
+        DP_COUNT(op->dp, records_sent, 1);
+        DP_COUNT(op->dp, bytes_sent, op->bytes);
+    }
+    if (op->stage == DP_SENDING && op->status != VC_OK)
+        peer->doomed = true;
+    fetch->in_flight--;
+    dp_op_free(op);
+    op->dp->dirty = true;
+}
+
+static void stop_fetch(dp_fetch_t *fetch, vc_status_t status)
+{
+    fetch->stopping = true;
+    fetch->status = status;
+}
+
+/* Pins and reads the next block. False: nothing can be started now, or the fetch has ended. */
+static bool start_block(dp_peer_t *peer, dp_fetch_t *fetch)
+{
+    cs_dataplane_t *dp = peer->dp;
+    cs_buf_t *buf = dp_take_buffer(dp);
+    dp_op_t *op = buf != NULL ? dp_op_get(peer, DP_FETCH, fetch->request) : NULL;
+    if (op == NULL) {
+        if (buf != NULL) {
+            cs_bufpool_put(dp->opts.pool, buf);
+            DP_COUNT(dp, ops_in_flight, -1);
+        }
+        return false;
+    }
+    op->fetch = fetch;
+    op->buf = buf;
+    op->block = fetch->next_block;
+    vc_status_t st = cs_store_pin_leased(dp->opts.store, fetch->boot_id, fetch->lease_id, &fetch->token, fetch->fid,
+                                         op->block, &op->pin);
+    if (st != VC_OK && st != VC_ERR_NOT_FOUND && st != VC_ERR_CORRUPT) {
+        stop_fetch(fetch, st);
+        dp_op_free(op);
+        count_refusal(peer, fetch->request, fetch->lease_id, st);
+        return false;
+    }
+    fetch->next_block++;
+    fetch->credits--;
+    fetch->in_flight++;
+    if (st != VC_OK) {
+        send_status(op, st);
+        return true;
+    }
+    op->has_pin = true;
+    DP_COUNT(dp, pins_held, 1);
+    op->bytes = op->pin.bytes;
+    if (op->bytes > buf->cap || op->bytes > peer->max_record_bytes)
+        st = VC_ERR_RANGE;
+    else
+        st = cs_store_read(dp->opts.store, dp->worker, &op->pin, buf, dp_op_store_done, op);
+    op->stage = DP_READING;
+    if (st != VC_OK)
+        send_status(op, st);
+    return true;
+}
+
+static void finish_fetch(dp_peer_t *peer, dp_fetch_t *fetch)
+{
+    vc_frame_t frame = {
+        .type = VC_FRAME_FETCH_END,
+        .request = fetch->request,
+        .status = fetch->status,
+        .n_sent = fetch->n_sent,
+    };
+    bool told = fetch->status == VC_ERR_PERM; /* by the ERROR message */
+    remove_fetch(peer, fetch);
+    if (!told)
+        dp_peer_reply(peer, &frame);
+}
+
+void dp_fetch_pump(dp_peer_t *peer)
+{
+    uint32_t window = peer->dp->opts.window;
+    for (dp_fetch_t *f = peer->fetches, *next; f != NULL; f = next) {
+        next = f->next;
+        while (!peer->doomed && !f->stopping && f->next_block < f->end && f->credits > 0 && peer->n_records < window) {
+            if (!start_block(peer, f))
+                break;
+        }
+        if (f->in_flight == 0 && (f->stopping || f->next_block == f->end))
+            finish_fetch(peer, f);
+    }
+}
+
+/* Callers may be inside a walk over the fetches, so this only marks them; the next pump removes them. */
+void dp_fetch_stop_all(dp_peer_t *peer)
+{
+    for (dp_fetch_t *f = peer->fetches; f != NULL; f = f->next)
+        stop_fetch(f, VC_ERR_PERM);
+}
+
+void dp_fetch_free_all(dp_peer_t *peer)
+{
+    while (peer->fetches != NULL)
+        remove_fetch(peer, peer->fetches);
+}
