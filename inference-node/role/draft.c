@@ -95,6 +95,7 @@ static void join_body(draft_t *d)
     d->job.started = false;
     d->r->body = d->job.body;
     d->r->outcome.slow_bytes += d->job.result.bytes;
+    d->r->outcome.fetch_us += d->job.result.us;
     d->r->outcome.prefix_blocks = d->job.result.blocks;
     if (d->job.result.status != VC_OK || d->job.body == NULL)
         node_outcome_note(&d->r->outcome, "no drafting: compressed copy not there: %.140s", d->job.result.note);
@@ -275,6 +276,7 @@ static vc_status_t take_reply(draft_t *d, const node_wire_reply_t *reply, vc_err
         return take_verdict(d, &reply->verdict, err);
     const node_wire_opened_t *o = &reply->opened;
     d->r->outcome.fast_bytes += o->bytes_fetched;
+    d->r->outcome.verify_fetch_us += o->fetch_us;
     d->r->outcome.computed_tokens = o->tokens_computed;
     if (o->note[0] != '\0')
         node_outcome_note(&d->r->outcome, "verify node: %.150s", o->note);

@@ -44,6 +44,7 @@ static vc_status_t load_full(node_remote_t *r, node_verifier_t *v, vc_err_t *err
         status = node_verifier_load_page(v, node_page_get(node_kv_page_at(&kv, b)), err);
     node_kv_fini(&kv);
     r->outcome.slow_bytes += got.bytes;
+    r->outcome.fetch_us += got.us;
     r->outcome.prefix_blocks = VC_MAX(r->outcome.prefix_blocks, got.blocks);
     r->outcome.computed_tokens = r->n_prompt - got.blocks * NODE_TILE;
     if (got.status != VC_OK || got.blocks < got.blocks_found)

@@ -25,7 +25,8 @@ double node_outcome_tokens_per_s(const node_outcome_t *outcome)
 
 static json_t *counts(const node_outcome_t *o)
 {
-    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f}", "first_us", (json_int_t)o->first_us, "total_us",
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f}", "fetch_us", (json_int_t)o->fetch_us,
+                     "verify_fetch_us", (json_int_t)o->verify_fetch_us, "first_us", (json_int_t)o->first_us, "total_us",
                      (json_int_t)o->total_us, "rounds", (json_int_t)o->rounds, "drafted", (json_int_t)o->drafted,
                      "accepted", (json_int_t)o->accepted, "slow_bytes", (json_int_t)o->slow_bytes, "fast_bytes",
                      (json_int_t)o->fast_bytes, "prefix_blocks", (json_int_t)o->prefix_blocks, "computed_tokens",

@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Remote prefix cache against fetching the full KV over the same slow link.
+
+One server, one verify node, one draft node behind a shaped link whose rate is the measured fast rate / 33 (a 100 Gbit/s fabric
+beside 3 Gbit/s), or --rate. Requests of both kinds are interleaved; medians. Every answer of one question must be the same in
+both, else the bench fails.
+"""
+import argparse
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "demo"))
+import cluster  # noqa: E402
+import demo  # noqa: E402
+import slowlink  # noqa: E402
+
+RATIO = 33
+
+
+def head():
+    commit = subprocess.run(["git", "-C", str(cluster.ROOT), "rev-parse", "--short", "HEAD"], capture_output=True,
+                            text=True).stdout.strip() or "unknown"
+    cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), "unknown")
+    print(f"# command {' '.join(sys.argv)}\n# commit {commit}\n# machine {cpu}, {os.cpu_count()} cores, {platform.release()}")
+
+
+def parse():
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--quick", action="store_true", help="toy size: a smoke test, figures mean nothing")
+    p.add_argument("--build", default=str(cluster.ROOT / "build" / "release"))
+    p.add_argument("--document", default=None)
+    p.add_argument("--document-tokens", type=int, default=4000)
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--rate", default=None, help="rate of the slow link (default: measured fast rate / 33)")
+    p.add_argument("--delay-ms", type=float, default=1)
+    p.add_argument("--compressor", default="kivi:bits=4")
+    p.add_argument("--max-tokens", type=int, default=64)
+    p.add_argument("--threads", type=int, default=1)
+    p.add_argument("--tail", default="verified", choices=["verified", "own"])
+    args = p.parse_args()
+    if args.quick:
+        args.document_tokens, args.rounds, args.max_tokens = 600, 1, 16
+    return args
+
+
+def generate(args, programs, model, workdir, prompt, far, flags):
+    result = workdir / "result.json"
+    command = [programs.node, "generate", "--model", str(model), "--prompt-file", str(prompt), "--max-tokens",
+               str(args.max_tokens), "--threads", str(args.threads), "--result-file", str(result), *flags]
+    subprocess.run(far(command), check=True, stdout=subprocess.DEVNULL)
+    return json.loads(result.read_text())
+
+
+def ours(args, server, verify):
+    return ["--server", server, "--verifier", verify, "--compressor", args.compressor, "--no-data-plane", "--tail",
+            args.tail]
+
+
+def fast_rate(args, programs, model, workdir, prompt, nodes):
+    """Bytes a second of full KV into the verify node over UCX, median of three requests on loopback."""
+    rates = []
+    for _ in range(1 if args.quick else 3):
+        run = generate(args, programs, model, workdir, prompt, list,
+                       ours(args, nodes.server_address, f"127.0.0.1:{nodes.verify.port}"))
+        if run["fast_bytes"] == 0:
+            raise RuntimeError("the verify node fetched nothing")
+        rates.append(run["fast_bytes"] * 1e6 / run["verify_fetch_us"])
+    return statistics.median(rates)
+
+
+def compare(args, programs, model, workdir, prompt, nodes, rate):
+    with slowlink.SlowLink(rate, args.delay_ms, programs.relay, workdir) as link:
+        host = link.near
+        with cluster.Cluster(programs, model, workdir, args.threads, host) as far_nodes:
+            nodes.close()
+            server, verify = link.connect(far_nodes.server.port), link.connect(far_nodes.verify.port)
+            runs = {"full": [], "ours": []}
+            kinds = {"full": ["--server", server, "--draft-length", "0", "--no-data-plane"],
+                     "ours": ours(args, server, verify)}
+            for _ in range(args.rounds):
+                for kind, flags in kinds.items():
+                    runs[kind].append(generate(args, programs, model, workdir, prompt, link.far, flags))
+            return runs, link.kind
+
+
+def main():
+    slowlink.reexec_in_user_namespace()
+    args = parse()
+    head()
+    programs, model = cluster.Programs(pathlib.Path(args.build)), cluster.model_path()
+    with tempfile.TemporaryDirectory(prefix="vericache-bench-") as tmp:
+        workdir = pathlib.Path(tmp)
+        _, document = demo.cut_document(args, workdir)
+        prompt = workdir / "prompt.txt"
+        prompt.write_text(document.read_text() + demo.QUESTIONS[0])
+        nodes = cluster.Cluster(programs, model, workdir, args.threads)
+        try:
+            nodes.register(document, args.compressor)
+            fast = fast_rate(args, programs, model, workdir, prompt, nodes)
+            nodes.close()
+            rate = args.rate or f"{max(1, round(fast * 8 / RATIO / 1e6))}mbit"
+            runs, kind = compare(args, programs, model, workdir, prompt, nodes, rate)
+        finally:
+            nodes.close()
+    first = {k: statistics.median(r["first_us"] for r in v) / 1e6 for k, v in runs.items()}
+    total = {k: statistics.median(r["total_us"] for r in v) / 1e6 for k, v in runs.items()}
+    bits = float(rate[:-4]) * {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}[rate[-4:]]
+    use = statistics.median(r["slow_bytes"] * 8e6 / r["fetch_us"] / bits for r in runs["full"])
+    rounds = sum(r["rounds"] for r in runs["ours"])
+    print(f"fast link {fast * 8 / 1e9:.2f} Gbit/s (UCX, into the verify node), slow link {rate} by {kind}, "
+          f"{2 * args.delay_ms:g} ms round trip; {args.rounds} requests of each kind, {args.max_tokens} tokens")
+    for k, title in (("full", "fetch full KV"), ("ours", "VeriCache")):
+        moved = statistics.median(r["slow_bytes"] for r in runs[k]) / 1e6
+        print(f"  {title:<16} first verified token {first[k]:.3f} s, answer {total[k]:.3f} s, {moved:.1f} MB over the slow link")
+    if rounds:
+        print(f"  accepted per round {sum(r['accepted'] for r in runs['ours']) / rounds:.2f}")
+    answers = {(tuple(r["tokens"]), r["logits_digest"]) for v in runs.values() for r in v}
+    if len(answers) != 1:
+        sys.exit("bench_remote: the answers differ")
+    print(f"figure remote_ttft_vs_full_fetch {first['full'] / first['ours']:.3f}")
+    print(f"figure remote_requests_vs_full_fetch {total['full'] / total['ours']:.3f}")
+    print(f"figure slow_link_use {use:.3f}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        sys.exit(f"bench_remote: {error}")
