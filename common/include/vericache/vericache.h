@@ -28,6 +28,9 @@ typedef struct vcache_error {
     char msg[500];
 } vcache_error_t;
 
+/* Short name of a status: "ok", "stale", "unreachable". Never NULL, static storage. */
+VCACHE_API const char *vcache_status_name(vcache_status_t status);
+
 typedef struct vcache_options {
     const char *server;      /* HOST:PORT of the control plane */
     const char *bearer;      /* tenant token or NULL */
@@ -38,6 +41,7 @@ typedef struct vcache_options {
 } vcache_options_t;
 
 VCACHE_API void vcache_options_default(vcache_options_t *options);
+/* Makes the handle; the first call connects. INVALID for an address that is not HOST:PORT. */
 VCACHE_API vcache_status_t vcache_connect(const vcache_options_t *options, vcache_client_t **client_p,
                                           vcache_error_t *err);
 VCACHE_API void vcache_disconnect(vcache_client_t *client); /* every lease and transfer must have ended */
@@ -74,6 +78,7 @@ VCACHE_API void vcache_lease_release(vcache_lease_t *lease); /* tells the server
  */
 typedef int (*vcache_record_fn)(void *arg, uint32_t block, const void *record, size_t bytes);
 
+/* How the bytes travelled. */
 typedef enum { VCACHE_PATH_NONE = 0, VCACHE_PATH_GRPC = 1, VCACHE_PATH_UCX = 2 } vcache_path_t;
 typedef struct vcache_fetch_stats {
     uint64_t bytes;        /* record bytes received */
@@ -89,7 +94,8 @@ VCACHE_API vcache_status_t vcache_fetch(vcache_lease_t *lease, uint32_t fid, uin
                                         vcache_error_t *err);
 
 /* Hands out records to store: fill buf (cap bytes) with the record of (fid, block), set *len_p. Non-zero ends the
- * registration. Called on the thread inside vcache_register, only for objects that the server lacks. */
+ * registration. Called on the thread inside vcache_register, only for objects that the server lacks; again for the same
+ * object when a transfer has to be repeated on another path. */
 typedef int (*vcache_source_fn)(void *arg, uint32_t fid, uint32_t block, void *buf, size_t cap, size_t *len_p);
 typedef struct vcache_register_stats {
     uint32_t n_stored, n_present; /* objects sent, objects that were there already */
