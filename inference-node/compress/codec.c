@@ -68,7 +68,7 @@ static vc_status_t record_room(emit_t *e, uint32_t block, vc_err_t *err)
     const node_model_info_t *m = e->in->model;
     size_t need = vc_kvrec_header_bytes(&m->keyspace.shape);
     for (uint32_t l = 0; l < m->n_layer; l++)
-        need += e->spec->ops->layer_bytes(e->plan, block, l);
+        need = vc_align_up(need, VC_KVREC_PART_ALIGN) + e->spec->ops->layer_bytes(e->plan, block, l);
     need = vc_align_up(need, VC_KVREC_ALIGN);
     if (need > VC_KVREC_MAX_BYTES)
         return vc_err_set(err, VC_ERR_UNSUPPORTED, "a %s record of this model takes %zu bytes, more than %u",
