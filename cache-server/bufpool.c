@@ -1,0 +1,199 @@
+/*
+ * Buffer pool: one anonymous mapping cut into equal buffers, a stack of free ones behind a mutex.
+ * The mutex is held for a few instructions; buffers are megabytes, so it is far from the cost of using one.
+ * Waiters: threads sleep on the condition variable; workers leave a callback, served first in, first out.
+ */
+#include "bufpool.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "vc/mem.h"
+
+typedef struct notice {
+    void (*fn)(void *arg);
+    void *arg;
+    struct notice *next;
+} notice_t;
+
+struct cs_bufpool {
+    uint8_t *base;
+    size_t map_bytes, buf_bytes;
+    uint32_t n_bufs, n_free;
+    cs_buf_t *bufs;
+    uint32_t *free_stack;
+    bool *is_free;
+    pthread_mutex_t lock;
+    pthread_cond_t freed;
+    notice_t *notices, **notices_end;
+};
+
+static void pool_free(cs_bufpool_t *pool)
+{
+    if (pool->base)
+        munmap(pool->base, pool->map_bytes);
+    vc_free(pool->bufs);
+    vc_free(pool->free_stack);
+    vc_free(pool->is_free);
+    vc_free(pool);
+}
+
+static vc_status_t pool_alloc(cs_bufpool_t *pool, vc_err_t *err)
+{
+    if (!vc_size_mul(pool->n_bufs, pool->buf_bytes, &pool->map_bytes))
+        return vc_err_set(err, VC_ERR_RANGE, "buffer pool of %u buffers of %zu bytes overflows", pool->n_bufs,
+                          pool->buf_bytes);
+    pool->bufs = vc_calloc(pool->n_bufs, sizeof(*pool->bufs));
+    pool->free_stack = vc_calloc(pool->n_bufs, sizeof(*pool->free_stack));
+    pool->is_free = vc_calloc(pool->n_bufs, sizeof(*pool->is_free));
+    void *map = mmap(NULL, pool->map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map != MAP_FAILED)
+        pool->base = map;
+    if (!pool->base || !pool->bufs || !pool->free_stack || !pool->is_free)
+        return vc_err_set(err, VC_ERR_NOMEM, "no memory for %u buffers of %zu bytes", pool->n_bufs, pool->buf_bytes);
+    return VC_OK;
+}
+
+vc_status_t cs_bufpool_create(uint32_t n_bufs, size_t buf_bytes, cs_bufpool_t **pool_p, vc_err_t *err)
+{
+    if (n_bufs == 0 || buf_bytes == 0 || buf_bytes % 4096 != 0 || buf_bytes > UINT32_MAX)
+        return vc_err_set(err, VC_ERR_INVALID, "buffer pool of %u buffers of %zu bytes is not possible", n_bufs,
+                          buf_bytes);
+    cs_bufpool_t *pool = vc_calloc(1, sizeof(*pool));
+    if (!pool)
+        return vc_err_set(err, VC_ERR_NOMEM, "no memory for the buffer pool");
+    pool->n_bufs = n_bufs;
+    pool->buf_bytes = buf_bytes;
+    vc_status_t status = pool_alloc(pool, err);
+    if (status != VC_OK) {
+        pool_free(pool);
+        return status;
+    }
+    for (uint32_t i = 0; i < n_bufs; i++) {
+        pool->bufs[i] = (cs_buf_t){.data = pool->base + (size_t)i * buf_bytes, .cap = buf_bytes, .index = i};
+        pool->free_stack[i] = n_bufs - 1 - i;
+        pool->is_free[i] = true;
+    }
+    pool->n_free = n_bufs;
+    pool->notices_end = &pool->notices;
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&pool->freed, &attr);
+    pthread_condattr_destroy(&attr);
+    *pool_p = pool;
+    return VC_OK;
+}
+
+void cs_bufpool_destroy(cs_bufpool_t *pool)
+{
+    if (!pool)
+        return;
+    while (pool->notices) {
+        notice_t *notice = pool->notices;
+        pool->notices = notice->next;
+        vc_free(notice);
+    }
+    pthread_cond_destroy(&pool->freed);
+    pthread_mutex_destroy(&pool->lock);
+    pool_free(pool);
+}
+
+static cs_buf_t *take_locked(cs_bufpool_t *pool)
+{
+    if (pool->n_free == 0)
+        return NULL;
+    uint32_t i = pool->free_stack[--pool->n_free];
+    pool->is_free[i] = false;
+    return &pool->bufs[i];
+}
+
+cs_buf_t *cs_bufpool_get(cs_bufpool_t *pool)
+{
+    pthread_mutex_lock(&pool->lock);
+    cs_buf_t *buf = take_locked(pool);
+    pthread_mutex_unlock(&pool->lock);
+    return buf;
+}
+
+void cs_bufpool_put(cs_bufpool_t *pool, cs_buf_t *buf)
+{
+    if (!buf)
+        return;
+    pthread_mutex_lock(&pool->lock);
+    if (pool->is_free[buf->index]) { /* a second put would hand one buffer to two owners: keep the first */
+        pthread_mutex_unlock(&pool->lock);
+        return;
+    }
+    buf->len = 0;
+    buf->user = NULL;
+    pool->is_free[buf->index] = true;
+    pool->free_stack[pool->n_free++] = buf->index;
+    notice_t *notice = pool->notices;
+    if (notice) {
+        pool->notices = notice->next;
+        if (!pool->notices)
+            pool->notices_end = &pool->notices;
+    }
+    pthread_cond_signal(&pool->freed);
+    pthread_mutex_unlock(&pool->lock);
+    if (notice) {
+        notice->fn(notice->arg);
+        vc_free(notice);
+    }
+}
+
+cs_buf_t *cs_bufpool_wait(cs_bufpool_t *pool, uint32_t timeout_ms)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    uint64_t ns = (uint64_t)until.tv_nsec + (uint64_t)timeout_ms * 1000000u;
+    until.tv_sec += (time_t)(ns / 1000000000u);
+    until.tv_nsec = (long)(ns % 1000000000u);
+    pthread_mutex_lock(&pool->lock);
+    cs_buf_t *buf;
+    while (!(buf = take_locked(pool))) {
+        if (pthread_cond_timedwait(&pool->freed, &pool->lock, &until) == ETIMEDOUT) {
+            buf = take_locked(pool);
+            break;
+        }
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return buf;
+}
+
+void cs_bufpool_notify(cs_bufpool_t *pool, void (*fn)(void *arg), void *arg)
+{
+    notice_t *notice = vc_calloc(1, sizeof(*notice));
+    pthread_mutex_lock(&pool->lock);
+    bool now = pool->n_free > 0 || !notice; /* one came back meanwhile; without memory the caller polls */
+    if (!now) {
+        notice->fn = fn;
+        notice->arg = arg;
+        *pool->notices_end = notice;
+        pool->notices_end = &notice->next;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    if (now) {
+        vc_free(notice);
+        fn(arg);
+    }
+}
+
+void *cs_bufpool_base(const cs_bufpool_t *pool, size_t *bytes_p)
+{
+    if (bytes_p)
+        *bytes_p = pool->map_bytes;
+    return pool->base;
+}
+
+uint32_t cs_bufpool_count(const cs_bufpool_t *pool) { return pool->n_bufs; }
+
+size_t cs_bufpool_buf_bytes(const cs_bufpool_t *pool) { return pool->buf_bytes; }
+
+cs_buf_t *cs_bufpool_at(cs_bufpool_t *pool, uint32_t index) { return index < pool->n_bufs ? &pool->bufs[index] : NULL; }

@@ -1,0 +1,116 @@
+/* Fault points: a small table guarded by a mutex, read from the environment at the first pass. Tests only. */
+#include "fault.h"
+
+#ifdef VC_FAULTS
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_POINTS 16
+
+typedef struct point {
+    char name[48];
+    unsigned long at, passes;
+    bool onwards;
+    cs_fault_t action;
+} point_t;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static point_t points[MAX_POINTS];
+static unsigned n_points;
+static bool loaded;
+
+static bool parse_action(const char *text, cs_fault_t *action_p)
+{
+    static const struct {
+        const char *name;
+        cs_fault_t action;
+    } actions[] = {{"kill", CS_FAULT_KILL},
+                   {"eio", CS_FAULT_EIO},
+                   {"enospc", CS_FAULT_ENOSPC},
+                   {"short", CS_FAULT_SHORT},
+                   {"flip", CS_FAULT_FLIP}};
+    for (size_t i = 0; i < sizeof(actions) / sizeof(actions[0]); i++) {
+        if (strcmp(text, actions[i].name) == 0) {
+            *action_p = actions[i].action;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool parse_point(const char *text, size_t len, point_t *point)
+{
+    char part[96];
+    if (len >= sizeof(part))
+        return false;
+    memcpy(part, text, len);
+    part[len] = '\0';
+    char *count = strchr(part, ':');
+    char *action = count ? strchr(count + 1, ':') : NULL;
+    if (!action || count == part || (size_t)(count - part) >= sizeof(point->name))
+        return false;
+    *count++ = '\0';
+    *action++ = '\0';
+    memset(point, 0, sizeof(*point));
+    memcpy(point->name, part, strlen(part) + 1);
+    char *end;
+    point->at = strtoul(count, &end, 10);
+    if (*end == '+') {
+        point->onwards = true;
+        end++;
+    }
+    return end != count && *end == '\0' && point->at > 0 && parse_action(action, &point->action);
+}
+
+static vc_status_t arm_locked(const char *spec)
+{
+    point_t parsed[MAX_POINTS];
+    unsigned n = 0;
+    while (spec && *spec) {
+        size_t len = strcspn(spec, ",");
+        if (n == MAX_POINTS || !parse_point(spec, len, &parsed[n]))
+            return VC_ERR_INVALID;
+        n++;
+        spec += len + (spec[len] == ',');
+    }
+    memcpy(points, parsed, n * sizeof(parsed[0]));
+    n_points = n;
+    loaded = true;
+    return VC_OK;
+}
+
+vc_status_t cs_fault_arm(const char *spec)
+{
+    pthread_mutex_lock(&lock);
+    vc_status_t status = arm_locked(spec);
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+cs_fault_t cs_fault_hit(const char *name)
+{
+    cs_fault_t action = CS_FAULT_NONE;
+    pthread_mutex_lock(&lock);
+    if (!loaded && arm_locked(getenv("VERICACHE_FAULT")) != VC_OK) {
+        fprintf(stderr, "VERICACHE_FAULT is malformed: %s\n", getenv("VERICACHE_FAULT"));
+        abort();
+    }
+    for (unsigned i = 0; i < n_points; i++) {
+        if (strcmp(points[i].name, name) != 0)
+            continue;
+        points[i].passes++;
+        if (points[i].passes == points[i].at || (points[i].onwards && points[i].passes > points[i].at))
+            action = points[i].action;
+    }
+    pthread_mutex_unlock(&lock);
+    if (action == CS_FAULT_KILL)
+        raise(SIGKILL);
+    return action;
+}
+#else
+typedef int cs_fault_unused_t; /* ISO C wants a declaration */
+#endif

@@ -1,0 +1,38 @@
+/*
+ * Fault points: named places where a test may kill the process or make an operation fail. Compiled in by VC_FAULTS
+ * only; without it every point is a constant and costs nothing.
+ *
+ * Armed through the environment, VERICACHE_FAULT="name:count:action[,...]": the count-th pass of the point (1 = the
+ * first) does the action; "count+" means that one and all later ones. Actions: kill (SIGKILL to ourselves), eio,
+ * enospc, short (half of the bytes), flip (one bit of the data).
+ */
+#ifndef CS_FAULT_H
+#define CS_FAULT_H
+
+#include "vc/status.h"
+
+typedef enum {
+    CS_FAULT_NONE = 0,
+    CS_FAULT_KILL,
+    CS_FAULT_EIO,
+    CS_FAULT_ENOSPC,
+    CS_FAULT_SHORT,
+    CS_FAULT_FLIP
+} cs_fault_t;
+
+#ifdef VC_FAULTS
+/* Counts a pass. KILL never returns. Any thread. */
+cs_fault_t cs_fault_hit(const char *name);
+/* Replaces what is armed; NULL or "" disarms. INVALID when the text is malformed; nothing is armed then. */
+vc_status_t cs_fault_arm(const char *spec);
+#else
+#define cs_fault_hit(name) (CS_FAULT_NONE)
+#endif
+
+/* The status an operation reports for an injected failure; OK for those that are not failures by themselves. */
+static inline vc_status_t cs_fault_status(cs_fault_t fault)
+{
+    return fault == CS_FAULT_EIO ? VC_ERR_IO : fault == CS_FAULT_ENOSPC ? VC_ERR_NOSPACE : VC_OK;
+}
+
+#endif

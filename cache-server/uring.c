@@ -1,0 +1,294 @@
+/*
+ * A transfer's way: submit -> queue -> (flush) kernel or helper thread -> (reap) done.
+ * Short transfers are continued at the next 4 KiB boundary, since O_DIRECT takes no other; a transfer that moves
+ * nothing twice in a row has hit the end of the file.
+ */
+#include "uring.h"
+
+#include <errno.h>
+#include <liburing.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "fault.h"
+#include "iothreads.h"
+#include "vc/log.h"
+#include "vc/mem.h"
+
+#define MAX_TRIES 16 /* fruitless repeats of one transfer before it is given up */
+
+struct cs_uring {
+    cs_io_mode_t mode;
+    uint32_t depth, inflight, at_kernel;
+    int event_fd;
+    cs_io_t *queue, **queue_end;
+    struct io_uring ring;
+    bool has_ring;
+    cs_iothreads_t *threads; /* mode threads */
+};
+
+const char *cs_io_mode_name(cs_io_mode_t mode)
+{
+    static const char *const names[] = {"auto", "fixed", "ring", "threads"};
+    return (unsigned)mode < VC_ARRAY_LEN(names) ? names[mode] : "unknown";
+}
+
+/* Kernels before 6.0 know no SINGLE_ISSUER and before 5.19 no COOP_TASKRUN: plain flags work everywhere. */
+static int open_ring(cs_uring_t *uring)
+{
+    int rc = io_uring_queue_init(uring->depth, &uring->ring,
+                                 IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG);
+    if (rc == -EINVAL)
+        rc = io_uring_queue_init(uring->depth, &uring->ring, 0);
+    if (rc < 0)
+        return rc;
+    uring->has_ring = true;
+    return io_uring_register_eventfd(&uring->ring, uring->event_fd);
+}
+
+static void close_ring(cs_uring_t *uring)
+{
+    if (uring->has_ring)
+        io_uring_queue_exit(&uring->ring);
+    uring->has_ring = false;
+}
+
+static int register_pool(cs_uring_t *uring, cs_bufpool_t *pool)
+{
+    if (!pool)
+        return -EINVAL;
+    uint32_t n = cs_bufpool_count(pool);
+    struct iovec *iov = vc_calloc(n, sizeof(*iov));
+    if (!iov)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < n; i++) {
+        cs_buf_t *buf = cs_bufpool_at(pool, i);
+        iov[i] = (struct iovec){buf->data, buf->cap};
+    }
+    int rc = io_uring_register_buffers(&uring->ring, iov, n);
+    vc_free(iov);
+    return rc;
+}
+
+static vc_status_t setup_ring(cs_uring_t *uring, cs_io_mode_t mode, cs_bufpool_t *pool, vc_err_t *err)
+{
+    int rc = open_ring(uring);
+    if (rc < 0) {
+        close_ring(uring);
+        return vc_err_set(err, VC_ERR_UNSUPPORTED, "the kernel refuses io_uring: %s", strerror(-rc));
+    }
+    if (mode == CS_IO_FIXED && (rc = register_pool(uring, pool)) < 0) {
+        close_ring(uring);
+        return vc_err_set(err, VC_ERR_UNSUPPORTED, "registering the buffers is refused: %s%s", strerror(-rc),
+                          rc == -ENOMEM ? " (memlock limit)" : "");
+    }
+    uring->mode = mode;
+    return VC_OK;
+}
+
+static vc_status_t setup_threads(cs_uring_t *uring, vc_err_t *err)
+{
+    uring->mode = CS_IO_THREADS;
+    return cs_iothreads_create(uring->event_fd, &uring->threads, err);
+}
+
+static vc_status_t setup(cs_uring_t *uring, cs_io_mode_t mode, cs_bufpool_t *pool, vc_err_t *err)
+{
+    if (mode == CS_IO_THREADS)
+        return setup_threads(uring, err);
+    if (mode == CS_IO_FIXED || mode == CS_IO_RING)
+        return setup_ring(uring, mode, pool, err);
+    vc_err_t why;
+    if (setup_ring(uring, CS_IO_FIXED, pool, &why) == VC_OK)
+        return VC_OK;
+    vc_log_warn("uring", "io mode steps down from=fixed to=ring reason=\"%s\"", why.msg);
+    if (setup_ring(uring, CS_IO_RING, pool, &why) == VC_OK)
+        return VC_OK;
+    vc_log_warn("uring", "io mode steps down from=ring to=threads reason=\"%s\"", why.msg);
+    return setup_threads(uring, err);
+}
+
+vc_status_t cs_uring_create(cs_io_mode_t mode, uint32_t depth, cs_bufpool_t *pool, cs_uring_t **uring_p, vc_err_t *err)
+{
+    if (depth == 0 || depth > 4096)
+        return vc_err_set(err, VC_ERR_RANGE, "queue depth %u is not within 1..4096", depth);
+    cs_uring_t *uring = vc_calloc(1, sizeof(*uring));
+    if (!uring)
+        return vc_err_set(err, VC_ERR_NOMEM, "no memory for the io ring");
+    uring->depth = depth;
+    uring->queue_end = &uring->queue;
+    uring->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    vc_status_t status = uring->event_fd < 0
+                             ? vc_err_set(err, vc_status_from_errno(errno), "eventfd: %s", strerror(errno))
+                             : setup(uring, mode, pool, err);
+    if (status != VC_OK) {
+        if (uring->event_fd >= 0)
+            close(uring->event_fd);
+        vc_free(uring);
+        return status;
+    }
+    *uring_p = uring;
+    return VC_OK;
+}
+
+void cs_uring_destroy(cs_uring_t *uring)
+{
+    if (!uring)
+        return;
+    while (uring->inflight > 0) {
+        cs_uring_flush(uring);
+        if (uring->at_kernel > 0 && uring->has_ring) {
+            struct io_uring_cqe *cqe;
+            io_uring_wait_cqe(&uring->ring, &cqe);
+        } else if (uring->at_kernel > 0) {
+            cs_iothreads_wait(uring->threads);
+        }
+        cs_uring_reap(uring);
+    }
+    cs_iothreads_destroy(uring->threads);
+    close_ring(uring);
+    close(uring->event_fd);
+    vc_free(uring);
+}
+
+cs_io_mode_t cs_uring_mode(const cs_uring_t *uring) { return uring->mode; }
+
+uint32_t cs_uring_inflight(const cs_uring_t *uring) { return uring->inflight; }
+
+int cs_uring_event_fd(const cs_uring_t *uring) { return uring->event_fd; }
+
+static void enqueue(cs_uring_t *uring, cs_io_t *io)
+{
+    io->next = NULL;
+    *uring->queue_end = io;
+    uring->queue_end = &io->next;
+}
+
+void cs_uring_submit(cs_uring_t *uring, cs_io_t *io)
+{
+    io->moved = 0;
+    io->tries = 0;
+    uring->inflight++;
+    enqueue(uring, io);
+}
+
+static void prepare(const cs_uring_t *uring, struct io_uring_sqe *sqe, cs_io_t *io)
+{
+    uint8_t *data = io->data + io->moved;
+    uint32_t bytes = io->bytes - io->moved;
+    uint64_t offset = io->offset + io->moved;
+    bool fixed = uring->mode == CS_IO_FIXED && io->buf_index != CS_IO_NO_BUF;
+    if (io->write && fixed)
+        io_uring_prep_write_fixed(sqe, io->fd, data, bytes, offset, (int)io->buf_index);
+    else if (io->write)
+        io_uring_prep_write(sqe, io->fd, data, bytes, offset);
+    else if (fixed)
+        io_uring_prep_read_fixed(sqe, io->fd, data, bytes, offset, (int)io->buf_index);
+    else
+        io_uring_prep_read(sqe, io->fd, data, bytes, offset);
+    io_uring_sqe_set_data(sqe, io);
+}
+
+void cs_uring_flush(cs_uring_t *uring)
+{
+    while (uring->queue && uring->at_kernel < uring->depth) {
+        cs_io_t *io = uring->queue;
+        struct io_uring_sqe *sqe = NULL;
+        if (uring->has_ring && !(sqe = io_uring_get_sqe(&uring->ring)))
+            break;
+        uring->queue = io->next;
+        if (!uring->queue)
+            uring->queue_end = &uring->queue;
+        uring->at_kernel++;
+        if (sqe)
+            prepare(uring, sqe, io);
+        else
+            cs_iothreads_push(uring->threads, io);
+    }
+    /* EAGAIN and EBUSY leave the entries in the queue: the next turn submits them again. */
+    if (uring->has_ring && io_uring_sq_ready(&uring->ring) > 0)
+        (void)io_uring_submit(&uring->ring);
+}
+
+/* True: the transfer goes on and was queued again. */
+static bool continues(cs_uring_t *uring, cs_io_t *io, int32_t result, vc_status_t *status_p)
+{
+    if (result == -EINTR || result == -EAGAIN) {
+        *status_p = VC_ERR_IO;
+    } else if (result < 0) {
+        *status_p = vc_status_from_errno(-result);
+        return false;
+    } else if ((uint32_t)result >= io->bytes - io->moved) {
+        *status_p = VC_OK;
+        return false;
+    } else {
+        uint32_t aligned = (uint32_t)result & ~4095u;
+        if (aligned > 0)
+            io->tries = 0;
+        io->moved += aligned;
+        *status_p = io->write ? VC_ERR_NOSPACE : VC_ERR_RANGE;
+        if (aligned == 0 && io->tries > 0)
+            return false;
+    }
+    if (++io->tries > MAX_TRIES)
+        return false;
+    enqueue(uring, io);
+    return true;
+}
+
+static int32_t with_fault(cs_io_t *io, int32_t result)
+{
+    cs_fault_t fault = cs_fault_hit(io->write ? "io.write" : "io.read");
+    if (fault == CS_FAULT_EIO)
+        return -EIO;
+    if (fault == CS_FAULT_ENOSPC)
+        return -ENOSPC;
+    if (fault == CS_FAULT_SHORT && result > 4096)
+        return result / 2;
+    if (fault == CS_FAULT_FLIP && result > 0 && !io->write)
+        io->data[io->moved + (uint32_t)result / 2] ^= 1;
+    return result;
+}
+
+static unsigned finish(cs_uring_t *uring, cs_io_t *io, int32_t result)
+{
+    vc_status_t status;
+    uring->at_kernel--;
+    if (continues(uring, io, with_fault(io, result), &status))
+        return 0;
+    uring->inflight--;
+    io->done(io, status);
+    return 1;
+}
+
+void cs_uring_clear_event(cs_uring_t *uring)
+{
+    uint64_t ticks;
+    (void)!read(uring->event_fd, &ticks, sizeof(ticks));
+}
+
+unsigned cs_uring_reap(cs_uring_t *uring)
+{
+    unsigned n = 0;
+    if (uring->at_kernel == 0)
+        return 0;
+    if (uring->has_ring) {
+        struct io_uring_cqe *cqe;
+        while (io_uring_peek_cqe(&uring->ring, &cqe) == 0) {
+            cs_io_t *io = io_uring_cqe_get_data(cqe);
+            int32_t result = cqe->res;
+            io_uring_cqe_seen(&uring->ring, cqe);
+            n += finish(uring, io, result);
+        }
+    } else {
+        cs_io_t *io = cs_iothreads_take(uring->threads);
+        while (io) {
+            cs_io_t *next = io->next;
+            n += finish(uring, io, io->result);
+            io = next;
+        }
+    }
+    return n;
+}
