@@ -30,7 +30,8 @@ typedef struct cs_store_opts {
     uint32_t upload_ms;      /* an upload not committed by then is freed */
     uint32_t max_uploads;    /* open at once; more are answered BUSY */
     uint32_t max_leases;
-    bool rocksdb_sync; /* false only in benches and tests that say so */
+    bool rocksdb_sync;          /* false only in benches and tests that say so */
+    bool no_maintenance_thread; /* tests with a fake clock call cs_store_tick themselves */
     const vc_clock_t *clock;
     cs_workers_t *workers; /* not owned; outlives the store */
     cs_bufpool_t *pool;    /* not owned */

@@ -1,0 +1,519 @@
+/*
+ * The store's life: open, close, the tick, stats, and the pool of running operations. See store_int.h for the map.
+ */
+#include "store.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "store_int.h"
+#include "vc/log.h"
+#include "vc/mem.h"
+
+#define OPS_PER_CHUNK 64u
+#define TABLE_SLOTS_MAX 65535u
+
+/* ---- tables ---- */
+
+vc_status_t cs_table_init(cs_table_t *table, uint32_t n)
+{
+    table->n = n;
+    table->slots = vc_calloc(n, sizeof(*table->slots));
+    return table->slots ? VC_OK : VC_ERR_NOMEM;
+}
+
+uint64_t cs_table_add(cs_table_t *table, void *item)
+{
+    for (uint32_t k = 0; k < table->n && table->used < table->n; k++) {
+        /* From where the last one went: with few in use the first try is free. */
+        uint32_t i = (uint32_t)((table->serial + k) % table->n);
+        if (!table->slots[i]) {
+            table->slots[i] = item;
+            table->used++;
+            return ++table->serial << 16 | i;
+        }
+    }
+    return 0;
+}
+
+void *cs_table_get(const cs_table_t *table, uint64_t id)
+{
+    uint32_t i = (uint32_t)(id & 0xffff);
+    void *item = i < table->n ? table->slots[i] : NULL;
+    return item && *(const uint64_t *)item == id ? item : NULL;
+}
+
+void cs_table_remove(cs_table_t *table, uint64_t id)
+{
+    table->slots[id & 0xffff] = NULL;
+    table->used--;
+}
+
+/* ---- operations ---- */
+
+static bool add_ops(cs_store_t *s)
+{
+    if (s->n_ops + OPS_PER_CHUNK > CS_MAX_OPS)
+        return false;
+    void **chunks = vc_realloc(s->op_chunks, s->n_op_chunks + 1, sizeof(*chunks));
+    if (!chunks)
+        return false;
+    s->op_chunks = chunks;
+    cs_op_t *ops = vc_calloc(OPS_PER_CHUNK, sizeof(*ops));
+    if (!ops)
+        return false;
+    s->op_chunks[s->n_op_chunks++] = ops;
+    s->n_ops += OPS_PER_CHUNK;
+    for (uint32_t i = 0; i < OPS_PER_CHUNK; i++) {
+        ops[i].next = s->free_ops;
+        s->free_ops = &ops[i];
+    }
+    return true;
+}
+
+cs_op_t *cs_op_get(cs_store_t *s)
+{
+    if (!s->free_ops && !add_ops(s))
+        return NULL;
+    cs_op_t *op = s->free_ops;
+    s->free_ops = op->next;
+    *op = (cs_op_t){.store = s};
+    s->ops_running++;
+    return op;
+}
+
+void cs_op_put(cs_store_t *s, cs_op_t *op)
+{
+    op->next = s->free_ops;
+    s->free_ops = op;
+    if (--s->ops_running == 0)
+        pthread_cond_broadcast(&s->idle);
+}
+
+static void run_op(void *arg)
+{
+    cs_op_t *op = arg;
+    cs_uring_submit(cs_worker_uring(op->worker), &op->io);
+}
+
+vc_status_t cs_op_start(cs_op_t *op)
+{
+    if (cs_worker_is_self(op->worker)) {
+        run_op(op);
+        return VC_OK;
+    }
+    return cs_worker_post(op->worker, run_op, op);
+}
+
+static void run_failure(void *arg)
+{
+    cs_op_t *op = arg;
+    cs_store_t *s = op->store;
+    op->done(op->arg, op->status);
+    cs_lock(s);
+    cs_op_put(s, op);
+    cs_unlock(s);
+}
+
+void cs_op_fail(cs_op_t *op, vc_status_t status)
+{
+    struct timespec pause = {.tv_nsec = 1000000};
+    op->status = status;
+    /* The callback is owed. The worker empties its ring all the time; this thread may wait for it. */
+    while (cs_worker_post(op->worker, run_failure, op) != VC_OK)
+        nanosleep(&pause, NULL);
+}
+
+cs_fid_stats_t *cs_fid_stats(cs_store_t *s, uint8_t fidelity)
+{
+    return fidelity == VC_FIDELITY_FULL ? &s->stats.full : &s->stats.compressed;
+}
+
+vc_status_t cs_writable(const cs_store_t *s, vc_err_t *err)
+{
+    if (s->readonly)
+        return vc_err_set(err, VC_ERR_READONLY, "the store is open read-only");
+    if (s->no_space)
+        return vc_err_set(err, VC_ERR_NOSPACE, "the disk of %s is full", s->data_dir);
+    if (s->is_degraded)
+        return vc_err_set(err, VC_ERR_IO, "the catalog of %s takes no writes", s->data_dir);
+    return VC_OK;
+}
+
+/* ---- open ---- */
+
+void cs_store_opts_default(cs_store_opts_t *opts)
+{
+    *opts = (cs_store_opts_t){.capacity_bytes = (uint64_t)10 << 30,
+                              .ballast_bytes = (uint64_t)64 << 20,
+                              .lease_ms = 30000,
+                              .upload_ms = 60000,
+                              .max_uploads = 64,
+                              .max_leases = 4096,
+                              .rocksdb_sync = true,
+                              .clock = vc_clock_system()};
+}
+
+static vc_status_t check_opts(const cs_store_opts_t *opts, vc_err_t *err)
+{
+    if (!opts->data_dir || !*opts->data_dir || !opts->clock || !opts->workers || !opts->pool)
+        return vc_err_set(err, VC_ERR_INVALID, "the store needs a data directory, a clock, workers and a buffer pool");
+    if (opts->max_uploads == 0 || opts->max_uploads > TABLE_SLOTS_MAX || opts->max_leases == 0 ||
+        opts->max_leases > TABLE_SLOTS_MAX)
+        return vc_err_set(err, VC_ERR_RANGE, "open uploads and leases are limited to 1..%u each", TABLE_SLOTS_MAX);
+    if (opts->ballast_bytes < 2 * CS_CATALOG_UNFLUSHED_BYTES)
+        return vc_err_set(err, VC_ERR_RANGE, "a ballast of %llu bytes is too small, the least is %llu",
+                          (unsigned long long)opts->ballast_bytes,
+                          (unsigned long long)(2 * CS_CATALOG_UNFLUSHED_BYTES));
+    if (opts->capacity_bytes < cs_smallest_capacity(opts))
+        return vc_err_set(err, VC_ERR_RANGE, "a capacity of %llu bytes is too small, the least that works is %llu",
+                          (unsigned long long)opts->capacity_bytes, (unsigned long long)cs_smallest_capacity(opts));
+    return VC_OK;
+}
+
+static bool means_readonly(int errnum)
+{
+    return errnum == EROFS || errnum == EACCES || errnum == EPERM || errnum == ENOSPC;
+}
+
+/* Sets readonly when the directory takes no new file. */
+static vc_status_t lock_dir(cs_store_t *s, vc_err_t *err)
+{
+    char path[4096];
+    if (snprintf(path, sizeof(path), "%s/LOCK", s->data_dir) >= (int)sizeof(path))
+        return vc_err_set(err, VC_ERR_RANGE, "the path of the data directory is too long");
+    if (mkdir(s->data_dir, 0700) != 0 && errno != EEXIST && !(errno == EROFS && access(s->data_dir, X_OK) == 0))
+        return vc_err_set(err, vc_status_from_errno(errno), "cannot make the data directory %s: %s", s->data_dir,
+                          strerror(errno));
+    s->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (s->lock_fd < 0 && means_readonly(errno)) {
+        int why = errno;
+        s->readonly = true;
+        s->lock_fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (s->lock_fd < 0)
+            return vc_err_set(err, vc_status_from_errno(why),
+                              "the data directory %s is not writable and holds no store: %s", s->data_dir,
+                              strerror(why));
+        vc_log_warn("store", "data directory is not writable, serving read-only dir=%s reason=\"%s\"", s->data_dir,
+                    strerror(why));
+    }
+    if (s->lock_fd < 0)
+        return vc_err_set(err, vc_status_from_errno(errno), "cannot open %s: %s", path, strerror(errno));
+    if (flock(s->lock_fd, LOCK_EX | LOCK_NB) != 0)
+        return vc_err_set(err, VC_ERR_BUSY, "another process holds the data directory %s", s->data_dir);
+    return VC_OK;
+}
+
+static void check_disk(cs_store_t *s)
+{
+    if (s->readonly || cs_disk_free(s) >= CS_CATALOG_UNFLUSHED_BYTES)
+        return;
+    cs_ballast_release(s);
+    if (cs_disk_free(s) >= CS_CATALOG_UNFLUSHED_BYTES) {
+        vc_log_warn("store", "disk is full, ballast released dir=%s", s->data_dir);
+        s->no_space = true;
+        return;
+    }
+    vc_log_warn("store", "disk is full, serving read-only dir=%s free_bytes=%llu", s->data_dir,
+                (unsigned long long)cs_disk_free(s));
+    s->readonly = true;
+}
+
+static vc_status_t open_files(cs_store_t *s, vc_err_t *err)
+{
+    vc_status_t status = cs_catalog_open(s->data_dir, s->readonly, &s->catalog, err);
+    if (!s->readonly && (status == VC_ERR_NOSPACE || status == VC_ERR_READONLY)) {
+        vc_log_warn("store", "catalog opens read-only reason=\"%s\"", err ? err->msg : vc_status_name(status));
+        s->readonly = true;
+        status = cs_catalog_open(s->data_dir, true, &s->catalog, err);
+    }
+    if (status != VC_OK)
+        return s->readonly ? vc_err_prefix(err, "%s is read-only or full and cannot be served", s->data_dir) : status;
+    return cs_segdir_open(s->data_dir, s->readonly, &s->segdir, err);
+}
+
+/* The new generation is durable before anything is answered. */
+static vc_status_t start_generation(cs_store_t *s, vc_err_t *err)
+{
+    s->generation = cs_catalog_generation(s->catalog) + 1;
+    do
+        randombytes_buf(&s->boot_id, sizeof(s->boot_id));
+    while (s->boot_id == 0);
+    if (s->readonly)
+        return VC_OK;
+    cs_catalog_put_generation(s->catalog, s->generation);
+    return cs_catalog_write(s->catalog, true, err);
+}
+
+static vc_status_t make_room_at_start(cs_store_t *s, vc_err_t *err)
+{
+    s->catalog_bytes = cs_catalog_disk_bytes(s->data_dir);
+    if (s->readonly)
+        return VC_OK;
+    if (!s->no_space) {
+        cs_space_shrink(s);
+        vc_status_t status = cs_ballast_make(s, err);
+        if (status == VC_ERR_NOSPACE) {
+            vc_log_warn("store", "no room for the ballast, writes are refused reason=\"%s\"", err ? err->msg : "");
+            s->no_space = true;
+        } else if (status != VC_OK) {
+            return status;
+        }
+    }
+    return VC_OK;
+}
+
+static vc_status_t alloc_tables(cs_store_t *s)
+{
+    s->keyspaces = vc_calloc(CS_MAX_KEYSPACES, sizeof(*s->keyspaces));
+    s->columns = vc_calloc(CS_MAX_COLUMNS, sizeof(*s->columns));
+    s->ghosts = vc_calloc(CS_GHOSTS, sizeof(*s->ghosts));
+    s->next_prefix_id = 1;
+    s->waiting_end = &s->waiting;
+    s->commits_end = &s->commits;
+    if (!s->keyspaces || !s->columns || !s->ghosts || !s->data_dir ||
+        cs_table_init(&s->leases, s->opts.max_leases) != VC_OK ||
+        cs_table_init(&s->uploads, s->opts.max_uploads) != VC_OK || cs_index_create(&s->index) != VC_OK ||
+        cs_index_create(&s->pending) != VC_OK)
+        return VC_ERR_NOMEM;
+    return VC_OK;
+}
+
+static void *tick_main(void *arg)
+{
+    cs_store_t *s = arg;
+    for (;;) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_sec += 1;
+        cs_lock(s);
+        if (!s->stopping && s->n_suspects == 0)
+            pthread_cond_timedwait(&s->tick_work, &s->mu, &until);
+        bool stop = s->stopping;
+        cs_unlock(s);
+        if (stop)
+            return NULL;
+        cs_store_tick(s);
+    }
+}
+
+static vc_status_t start_threads(cs_store_t *s, vc_err_t *err)
+{
+    int rc = 0;
+    if (!s->readonly) {
+        rc = pthread_create(&s->commit_thread, NULL, cs_commit_main, s);
+        s->has_commit_thread = rc == 0;
+    }
+    if (rc == 0 && !s->opts.no_maintenance_thread) {
+        rc = pthread_create(&s->tick_thread, NULL, tick_main, s);
+        s->has_tick_thread = rc == 0;
+    }
+    return rc == 0 ? VC_OK : vc_err_set(err, VC_ERR_NOMEM, "cannot start a store thread: %s", strerror(rc));
+}
+
+static void init_sync(cs_store_t *s)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_mutex_init(&s->mu, NULL);
+    pthread_cond_init(&s->commit_work, NULL);
+    pthread_cond_init(&s->tick_work, &attr);
+    pthread_cond_init(&s->idle, NULL);
+    pthread_condattr_destroy(&attr);
+}
+
+static vc_status_t open_steps(cs_store_t *s, vc_err_t *err)
+{
+    vc_status_t status = alloc_tables(s);
+    if (status != VC_OK)
+        return vc_err_set(err, status, "no memory for the store");
+    if ((status = lock_dir(s, err)) != VC_OK)
+        return status;
+    check_disk(s);
+    s->segment_bytes = cs_segment_file_bytes(s->opts.capacity_bytes, cs_bufpool_buf_bytes(s->opts.pool));
+    if ((status = open_files(s, err)) != VC_OK || (status = cs_recover(s, err)) != VC_OK ||
+        (status = start_generation(s, err)) != VC_OK || (status = make_room_at_start(s, err)) != VC_OK)
+        return status;
+    return start_threads(s, err);
+}
+
+vc_status_t cs_store_open(const cs_store_opts_t *opts, cs_store_t **store_p, vc_err_t *err)
+{
+    vc_err_t local;
+    uint64_t start_us = vc_clock_now_us(vc_clock_system());
+    err = err ? err : &local;
+    vc_status_t status = check_opts(opts, err);
+    if (status != VC_OK)
+        return status;
+    cs_store_t *s = sodium_init() >= 0 ? vc_calloc(1, sizeof(*s)) : NULL;
+    if (!s)
+        return vc_err_set(err, VC_ERR_NOMEM, "no memory for the store");
+    s->opts = *opts;
+    s->lock_fd = -1;
+    s->data_dir = vc_strdup(opts->data_dir);
+    init_sync(s);
+    status = open_steps(s, err);
+    if (status != VC_OK) {
+        cs_store_close(s);
+        return status;
+    }
+    vc_log_info("store", "store open dir=%s objects=%u segments=%u generation=%llu readonly=%d ms=%llu", s->data_dir,
+                cs_index_count(s->index), s->n_segments, (unsigned long long)s->generation, s->readonly,
+                (unsigned long long)((vc_clock_now_us(vc_clock_system()) - start_us) / 1000));
+    *store_p = s;
+    return VC_OK;
+}
+
+/* ---- close ---- */
+
+static void wait_until_idle(cs_store_t *s)
+{
+    cs_lock(s);
+    s->closing = true;
+    pthread_cond_signal(&s->commit_work); /* waiting puts are cancelled by the commit thread */
+    while (s->ops_running > 0)
+        pthread_cond_wait(&s->idle, &s->mu);
+    s->stopping = true;
+    pthread_cond_signal(&s->commit_work);
+    pthread_cond_signal(&s->tick_work);
+    cs_unlock(s);
+    if (s->has_commit_thread)
+        pthread_join(s->commit_thread, NULL);
+    if (s->has_tick_thread)
+        pthread_join(s->tick_thread, NULL);
+}
+
+static void end_clients(cs_store_t *s)
+{
+    for (uint32_t i = 0; s->leases.slots && i < s->leases.n; i++) {
+        if (s->leases.slots[i])
+            cs_lease_free(s, s->leases.slots[i]);
+    }
+    for (uint32_t i = 0; s->uploads.slots && i < s->uploads.n; i++) {
+        if (s->uploads.slots[i])
+            cs_upload_end(s, s->uploads.slots[i]);
+    }
+}
+
+static void free_memory(cs_store_t *s)
+{
+    for (uint32_t i = 0; i < s->n_op_chunks; i++)
+        vc_free(s->op_chunks[i]);
+    for (uint32_t i = 0; i < s->cap_segments; i++) {
+        if (s->segments[i])
+            cs_segment_close(s->segments[i]);
+        vc_free(s->segments[i]);
+    }
+    void *blocks[] = {s->op_chunks, s->segments,     s->keyspaces,     s->columns, s->prefixes,      s->prefix_slots,
+                      s->ghosts,    s->leases.slots, s->uploads.slots, s->drops,   s->dead_prefixes, s->data_dir};
+    for (size_t i = 0; i < VC_ARRAY_LEN(blocks); i++)
+        vc_free(blocks[i]);
+    cs_index_destroy(s->index);
+    cs_index_destroy(s->pending);
+}
+
+void cs_store_close(cs_store_t *s)
+{
+    if (!s)
+        return;
+    wait_until_idle(s);
+    end_clients(s);
+    if (s->catalog && !s->readonly && !s->no_space && !s->is_degraded) {
+        vc_err_t err;
+        if (cs_catalog_flush(s->catalog, &err) != VC_OK)
+            vc_log_warn("store", "flush at close failed reason=\"%s\"", err.msg);
+    }
+    cs_catalog_close(s->catalog);
+    cs_segdir_close(s->segdir);
+    if (s->lock_fd >= 0)
+        close(s->lock_fd);
+    free_memory(s);
+    pthread_cond_destroy(&s->commit_work);
+    pthread_cond_destroy(&s->tick_work);
+    pthread_cond_destroy(&s->idle);
+    pthread_mutex_destroy(&s->mu);
+    vc_free(s);
+}
+
+/* ---- the rest ---- */
+
+bool cs_store_is_readonly(const cs_store_t *s) { return s->readonly; }
+
+uint64_t cs_store_boot_id(const cs_store_t *s) { return s->boot_id; }
+
+uint64_t cs_store_generation(const cs_store_t *s) { return s->generation; }
+
+void cs_store_tick(cs_store_t *s)
+{
+    cs_check_suspects(s);
+    cs_lock(s);
+    uint64_t now_us = cs_now_us(s);
+    cs_leases_expire(s, now_us);
+    cs_uploads_expire(s, now_us);
+    /* The disk may have filled up, or have room again. */
+    s->recheck = s->has_commit_thread;
+    pthread_cond_signal(&s->commit_work);
+    cs_unlock(s);
+}
+
+void cs_store_get_stats(cs_store_t *s, cs_store_stats_t *stats_p)
+{
+    cs_lock(s);
+    *stats_p = s->stats;
+    stats_p->uploads_open = s->uploads.used;
+    stats_p->leases_open = s->leases.used;
+    stats_p->pinned_bytes = s->pinned_bytes;
+    stats_p->capacity_bytes = s->opts.capacity_bytes;
+    stats_p->used_bytes = s->segments_total_bytes + s->ballast_bytes + s->catalog_bytes;
+    stats_p->n_segments = s->n_segments;
+    stats_p->readonly = s->readonly || s->no_space || s->is_degraded;
+    cs_unlock(s);
+}
+
+static int by_hits(const void *a, const void *b)
+{
+    const cs_prefix_info_t *x = a, *y = b;
+    return x->hits != y->hits ? (x->hits < y->hits ? 1 : -1) : memcmp(&x->tip, &y->tip, sizeof(x->tip));
+}
+
+static int by_size(const void *a, const void *b)
+{
+    const cs_prefix_info_t *x = a, *y = b;
+    return x->bytes != y->bytes ? (x->bytes < y->bytes ? 1 : -1) : memcmp(&x->tip, &y->tip, sizeof(x->tip));
+}
+
+vc_status_t cs_store_list_prefixes(cs_store_t *s, bool by_bytes, uint32_t limit, cs_prefix_info_t *out, uint32_t *n_p)
+{
+    cs_lock(s);
+    cs_prefix_info_t *all = vc_calloc(s->n_prefixes, sizeof(*all));
+    uint32_t n = all ? s->n_prefixes : 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const cs_prefix_t *prefix = &s->prefixes[i];
+        all[i] = (cs_prefix_info_t){.tip = prefix->tip,
+                                    .keyspace = s->keyspaces[prefix->keyspace].id,
+                                    .n_blocks = prefix->n_blocks,
+                                    .hits = prefix->hits,
+                                    .bytes = prefix->bytes,
+                                    .n_head_tokens = prefix->n_head_tokens};
+        memcpy(all[i].head_tokens, prefix->head_tokens, sizeof(all[i].head_tokens));
+    }
+    cs_unlock(s);
+    if (!all)
+        return VC_ERR_NOMEM;
+    qsort(all, n, sizeof(*all), by_bytes ? by_size : by_hits);
+    n = VC_MIN(n, limit);
+    memcpy(out, all, n * sizeof(*out));
+    vc_free(all);
+    *n_p = n;
+    return VC_OK;
+}

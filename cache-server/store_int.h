@@ -1,0 +1,265 @@
+/*
+ * Inside of the store, shared by store_*.c. One mutex (mu) guards everything here but what a comment excepts; it is
+ * never held over a system call that can block, nor over a callback.
+ *
+ *   store.c          open, close, tick, stats, operations in flight
+ *   store_recover.c  from catalog rows and files to the state in memory
+ *   store_names.c    keyspaces, columns, prefixes, ghosts, removing an entry from all of them
+ *   store_lookup.c   lookup, leases, pins
+ *   store_read.c     reads and their checks
+ *   store_upload.c   begin, put, abort, expiry
+ *   store_commit.c   the commit thread: group commit, catalog deletes, room for waiting puts
+ *   store_space.c    budget, ballast, low-water mark, eviction, recycling
+ */
+#ifndef CS_STORE_INT_H
+#define CS_STORE_INT_H
+
+#include <pthread.h>
+
+#include "catalog.h"
+#include "evict.h"
+#include "index.h"
+#include "segment.h"
+#include "store.h"
+#include "uring.h"
+
+#define CS_MAX_FIDELITIES 8u
+#define CS_MAX_KEYSPACES 4096u
+#define CS_MAX_COLUMNS 4096u
+#define CS_MAX_OPS 65536u
+#define CS_GHOSTS 65536u    /* remembered removals; power of two */
+#define CS_MAX_SUSPECTS 64u /* records waiting to be read again */
+#define CS_META_FLOOR_BYTES ((uint64_t)16 << 20)
+#define CS_MIN_SEGMENTS 4u /* one open per class, one being filled, one to be evicted */
+#define CS_MAX_SEGMENTS ((uint32_t)1 << 20)
+#define CS_NO_NAME UINT16_MAX
+
+typedef struct cs_keyspace_slot {
+    vc_digest_t id;
+    vc_keyspace_t ks;
+    uint32_t objects, uploads; /* 0 and 0: the slot may be reused */
+    bool is_used, is_stored;   /* stored: the catalog has it */
+} cs_keyspace_slot_t;
+
+typedef struct cs_column_slot {
+    cs_fidelity_t fid;
+    uint32_t objects, uploads;
+    bool is_used;
+} cs_column_slot_t;
+
+typedef struct cs_prefix { /* one registration; blocks of later ones that go through its tip join it */
+    uint32_t id;           /* never reused; 0 is "none" */
+    vc_digest_t tip;
+    uint16_t keyspace;
+    uint32_t n_blocks, n_head_tokens;
+    uint32_t head_tokens[CS_HEAD_TOKENS];
+    uint64_t hits, bytes;
+    uint32_t objects, uploads;
+} cs_prefix_t;
+
+typedef struct cs_hold { /* an object kept from eviction; valid while its segment is pinned */
+    uint32_t entry, segment, page, pages;
+} cs_hold_t;
+
+typedef struct cs_lease {
+    uint64_t id, expires_us, bytes;
+    cs_token_t token;
+    uint32_t first[CS_MAX_FIDELITIES], n[CS_MAX_FIDELITIES]; /* into holds */
+    uint16_t columns[CS_MAX_FIDELITIES];
+    uint32_t n_holds;
+    cs_hold_t holds[];
+} cs_lease_t;
+
+typedef enum {
+    CS_OBJECT_MISSING = 0,
+    CS_OBJECT_WRITING, /* extent taken, bytes on their way */
+    CS_OBJECT_WRITTEN, /* in the segment, not yet visible */
+    CS_OBJECT_PRESENT  /* was or became visible by another upload; held */
+} cs_object_state_t;
+
+typedef struct cs_upload_object {
+    uint8_t state; /* cs_object_state_t */
+    uint32_t segment, page, pages, header_crc;
+} cs_upload_object_t;
+
+typedef enum { CS_UPLOAD_OPEN = 0, CS_UPLOAD_COMMITTING, CS_UPLOAD_DEAD } cs_upload_state_t;
+
+typedef struct cs_upload {
+    uint64_t id, deadline_us;
+    cs_token_t token;
+    uint8_t state; /* DEAD: aborted or expired, waits for its last write */
+    uint32_t writing;
+    uint32_t prefix; /* while it is being committed */
+    uint16_t keyspace, n_fid;
+    uint16_t columns[CS_MAX_FIDELITIES];
+    uint32_t first_block, n_blocks;
+    uint32_t n_head_tokens, head_tokens[CS_HEAD_TOKENS];
+    vc_digest_t *hashes;         /* [n_blocks] */
+    cs_upload_object_t *objects; /* [n_fid][n_blocks - first_block] */
+    cs_io_done_fn done;          /* of the commit */
+    void *done_arg;
+    vc_status_t status;
+    struct cs_upload *next; /* commit queue */
+} cs_upload_t;
+
+typedef struct cs_op { /* one asynchronous read or put */
+    cs_io_t io;
+    cs_store_t *store;
+    cs_worker_t *worker;
+    cs_io_done_fn done;
+    void *arg;
+    cs_pin_t pin;
+    cs_upload_t *upload;
+    uint32_t object;
+    cs_class_t class_id;
+    vc_status_t status;
+    struct cs_op *next; /* free list, or the queue of puts that wait for room */
+} cs_op_t;
+
+typedef struct cs_table { /* slots with ids that are never reused: id = serial << 16 | slot */
+    void **slots;
+    uint32_t n, used;
+    uint64_t serial;
+} cs_table_t;
+
+struct cs_store {
+    cs_store_opts_t opts;
+    char *data_dir;
+    int lock_fd;
+    uint64_t boot_id, generation;
+    bool readonly; /* set before the threads start, never changed */
+    pthread_mutex_t mu;
+    pthread_cond_t commit_work, tick_work, idle;
+    pthread_t commit_thread, tick_thread;
+    bool has_commit_thread, has_tick_thread, stopping, closing;
+
+    cs_index_t *index;
+    cs_index_t *pending;   /* commit thread: entries of the batch being written */
+    cs_catalog_t *catalog; /* commit thread only, after open */
+    cs_segdir_t *segdir;
+    cs_segment_t **segments; /* by number; NULL: no such file */
+    uint32_t cap_segments;   /* length of the array */
+    uint32_t n_segments;
+    uint64_t segment_bytes; /* of new files */
+    uint64_t segments_total_bytes;
+    cs_segment_t *open[CS_N_CLASSES];
+
+    cs_keyspace_slot_t *keyspaces;
+    cs_column_slot_t *columns;
+    uint32_t n_keyspaces, n_columns; /* slots ever used */
+    cs_prefix_t *prefixes;           /* unordered */
+    uint32_t n_prefixes, cap_prefixes, next_prefix_id;
+    uint32_t *prefix_slots; /* id % n -> position + 1; open addressing by id */
+    uint32_t n_prefix_slots;
+    uint64_t *ghosts; /* hash prefix with the reason in the low bits */
+
+    cs_table_t leases, uploads;
+    cs_op_t *free_ops, *waiting, **waiting_end;
+    void **op_chunks;
+    uint32_t n_op_chunks, n_ops, ops_running;
+
+    cs_upload_t *commits, **commits_end;
+    vc_object_key_t *drops; /* catalog rows to delete: damaged records, and batches that failed */
+    uint32_t n_drops, cap_drops;
+    uint32_t *dead_prefixes;
+    uint32_t n_dead_prefixes, cap_dead_prefixes;
+    cs_pin_t suspects[CS_MAX_SUSPECTS];
+    uint32_t n_suspects;
+
+    bool recheck;     /* the tick asks the commit thread to look at the disk again */
+    bool want_spare;  /* the last free segment was taken */
+    bool no_space;    /* below the low-water mark: commits and new uploads are refused */
+    bool is_degraded; /* a catalog write failed: refused until it was reopened */
+    uint64_t ballast_bytes, catalog_bytes;
+    uint64_t pinned_bytes;
+    cs_store_stats_t stats; /* counters; gauges are filled in by get_stats */
+};
+
+static inline void cs_lock(cs_store_t *s) { pthread_mutex_lock(&s->mu); }
+static inline void cs_unlock(cs_store_t *s) { pthread_mutex_unlock(&s->mu); }
+static inline uint64_t cs_now_us(const cs_store_t *s) { return vc_clock_now_us(s->opts.clock); }
+static inline uint32_t cs_now_s(const cs_store_t *s) { return (uint32_t)(cs_now_us(s) / 1000000u); }
+
+/* ---- store.c ---- */
+vc_status_t cs_table_init(cs_table_t *table, uint32_t n);
+/* 0 when full. */
+uint64_t cs_table_add(cs_table_t *table, void *item);
+void *cs_table_get(const cs_table_t *table, uint64_t id); /* items begin with their id */
+void cs_table_remove(cs_table_t *table, uint64_t id);
+cs_op_t *cs_op_get(cs_store_t *s); /* locked; counts as running; NULL: too many or no memory */
+void cs_op_put(cs_store_t *s, cs_op_t *op);
+/* Hands the op's transfer to its worker. BUSY: the worker's ring is full and nothing happened. */
+vc_status_t cs_op_start(cs_op_t *op);
+/* As done on its worker with status; used by threads that are no workers. */
+void cs_op_fail(cs_op_t *op, vc_status_t status);
+cs_fid_stats_t *cs_fid_stats(cs_store_t *s, uint8_t fidelity);
+vc_status_t cs_writable(const cs_store_t *s, vc_err_t *err); /* locked; OK, READONLY, NOSPACE, IO */
+
+/* ---- store_recover.c ---- */
+vc_status_t cs_recover(cs_store_t *s, vc_err_t *err);
+
+/* ---- store_names.c (locked) ---- */
+uint16_t cs_keyspace_find(const cs_store_t *s, const vc_digest_t *id); /* CS_NO_NAME when unknown */
+uint16_t cs_keyspace_add(cs_store_t *s, const vc_digest_t *id, const vc_keyspace_t *ks);
+uint16_t cs_column_find(const cs_store_t *s, uint8_t fidelity, const vc_spec_id_t *spec);
+uint16_t cs_column_add(cs_store_t *s, uint8_t fidelity, const vc_spec_id_t *spec);
+cs_prefix_t *cs_prefix_find(const cs_store_t *s, uint32_t id);
+cs_prefix_t *cs_prefix_add(cs_store_t *s, uint32_t id); /* NULL: no memory. Pointers move. */
+void cs_prefix_release(cs_store_t *s, uint32_t id);     /* removes it when nothing is left of it */
+void cs_ghost_add(cs_store_t *s, uint16_t column, const vc_digest_t *hash, cs_miss_t why);
+cs_miss_t cs_ghost_find(const cs_store_t *s, uint16_t column, const vc_digest_t *hash);
+void cs_entry_key(const cs_store_t *s, const cs_entry_t *entry, vc_object_key_t *key_p);
+/* Inserts (room reserved) and counts it everywhere; the segment must exist. */
+uint32_t cs_entry_publish(cs_store_t *s, const cs_entry_t *entry);
+/* Removes from index, segment list, counters; leaves a ghost. */
+void cs_entry_drop(cs_store_t *s, uint32_t id, cs_miss_t why);
+void cs_queue_drop(cs_store_t *s, const vc_object_key_t *key);
+
+/* ---- store_lookup.c (locked) ---- */
+cs_hold_t cs_hold_entry(cs_store_t *s, uint32_t id);
+void cs_hold_release(cs_store_t *s, const cs_hold_t *hold);
+void cs_lease_free(cs_store_t *s, cs_lease_t *lease);
+void cs_leases_expire(cs_store_t *s, uint64_t now_us);
+
+/* ---- store_read.c ---- */
+void cs_drop_corrupt(cs_store_t *s, const cs_pin_t *pin); /* takes the lock */
+void cs_check_suspects(cs_store_t *s);                    /* takes the lock */
+
+/* ---- store_upload.c (locked) ---- */
+cs_segment_t *cs_object_segment(cs_store_t *s, const cs_upload_object_t *object);
+/* Gives back everything but the struct itself, which the caller frees. No write may be running. */
+void cs_upload_detach(cs_store_t *s, cs_upload_t *upload);
+void cs_upload_end(cs_store_t *s, cs_upload_t *upload); /* frees now, or after the last write */
+void cs_uploads_expire(cs_store_t *s, uint64_t now_us);
+/* Takes an extent for a waiting op. AGAIN: no room now. */
+vc_status_t cs_put_allocate(cs_store_t *s, cs_op_t *op);
+void cs_put_undo(cs_store_t *s, cs_op_t *op); /* gives the extent back, the object is missing again */
+
+/* ---- store_commit.c ---- */
+void *cs_commit_main(void *arg);
+
+/* ---- store_space.c ---- */
+uint64_t cs_smallest_capacity(const cs_store_opts_t *opts);
+uint64_t cs_segments_budget(const cs_store_t *s); /* locked */
+uint64_t cs_disk_free(const cs_store_t *s);       /* statvfs; no lock */
+vc_status_t cs_ballast_make(cs_store_t *s, vc_err_t *err);
+void cs_ballast_release(cs_store_t *s);
+/* Below the low-water mark: releases the ballast, flushes and stops writes. Back above it: undoes that. Commit thread
+ * or open; takes the lock. */
+vc_status_t cs_space_check(cs_store_t *s);
+/* Takes a ready segment for the class, sealing the one that was open. False: none is ready. Locked. */
+bool cs_segment_take(cs_store_t *s, cs_class_t class_id, uint32_t bytes);
+/* Makes one more FREE segment that holds bytes, by creating a file or by evicting. NOSPACE: not possible now. Commit
+ * thread or open; takes the lock. */
+vc_status_t cs_space_make(cs_store_t *s, uint64_t bytes);
+/* Evicts and removes files until the budget holds. Commit thread or open; takes the lock. */
+void cs_space_shrink(cs_store_t *s);
+/* Adds a copy to the array. Locked. */
+vc_status_t cs_segments_put(cs_store_t *s, const cs_segment_t *segment);
+/* Puts what waits for deletion into the catalog's batch; forget drops it once that was written. Locked. */
+void cs_drops_stage(cs_store_t *s, uint32_t *n_drops_p, uint32_t *n_dead_p);
+void cs_drops_forget(cs_store_t *s, uint32_t n_drops, uint32_t n_dead);
+/* A catalog write failed: no more writes until it was reopened. Takes the lock. */
+void cs_degrade(cs_store_t *s, const vc_err_t *why);
+
+#endif

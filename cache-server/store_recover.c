@@ -1,0 +1,213 @@
+/*
+ * From the catalog and the files to the state in memory. Nothing is replayed but RocksDB's own log: a row that is there
+ * names bytes that were synced before it. What a segment holds behind its last row was never committed; the next
+ * append writes over it. Damaged rows and rows without a file are dropped and counted.
+ */
+#include <string.h>
+
+#include "store_int.h"
+#include "vc/log.h"
+#include "vc/mem.h"
+
+typedef struct recovery {
+    cs_store_t *s;
+    vc_status_t status;
+    uint32_t n_bad;
+} recovery_t;
+
+static void open_file(void *arg, uint32_t number, uint64_t bytes)
+{
+    recovery_t *r = arg;
+    vc_err_t err;
+    cs_segment_t segment;
+    (void)bytes;
+    if (r->status != VC_OK)
+        return;
+    if (number >= CS_MAX_SEGMENTS) {
+        vc_log_warn("store", "segment file ignored number=%u", number);
+        return;
+    }
+    if (cs_segment_open(r->s->segdir, number, &segment, &err) != VC_OK) {
+        vc_log_warn("store", "segment file skipped reason=\"%s\"", err.msg);
+        return;
+    }
+    segment.is_dirty = true; /* until a row is found */
+    r->status = cs_segments_put(r->s, &segment);
+    if (r->status != VC_OK)
+        cs_segment_close(&segment);
+}
+
+static cs_segment_t *segment_at(const cs_store_t *s, uint32_t number)
+{
+    return number < s->cap_segments ? s->segments[number] : NULL;
+}
+
+static void on_segment(void *arg, const cs_segment_row_t *row)
+{
+    recovery_t *r = arg;
+    cs_segment_t *segment = segment_at(r->s, row->number);
+    if (!segment) {
+        vc_log_warn("store", "segment file is missing number=%u", row->number);
+        return;
+    }
+    segment->version = row->version;
+    segment->is_dirty = false;
+}
+
+static void on_keyspace(void *arg, const vc_digest_t *id, const vc_keyspace_t *ks)
+{
+    recovery_t *r = arg;
+    uint16_t i = cs_keyspace_add(r->s, id, ks);
+    if (i != CS_NO_NAME) {
+        r->s->keyspaces[i].is_stored = true;
+        r->s->keyspaces[i].uploads = 1; /* kept until its objects are counted */
+    }
+}
+
+static void on_prefix(void *arg, const cs_prefix_row_t *row)
+{
+    recovery_t *r = arg;
+    uint16_t keyspace = cs_keyspace_find(r->s, &row->keyspace);
+    if (row->id == 0 || keyspace == CS_NO_NAME || cs_prefix_find(r->s, row->id))
+        return;
+    cs_prefix_t *prefix = cs_prefix_add(r->s, row->id);
+    if (!prefix) {
+        r->status = VC_ERR_NOMEM;
+        return;
+    }
+    prefix->tip = row->tip;
+    prefix->keyspace = keyspace;
+    prefix->n_blocks = row->n_blocks;
+    prefix->n_head_tokens = row->n_head_tokens;
+    memcpy(prefix->head_tokens, row->head_tokens, sizeof(prefix->head_tokens));
+}
+
+static bool place_holds(const cs_store_t *s, const cs_object_row_t *row)
+{
+    const cs_segment_t *segment = segment_at(s, row->segment);
+    return segment && !segment->is_dirty && segment->version == row->version && row->offset % 4096 == 0 &&
+           row->offset >= CS_SEGMENT_HEADER_BYTES && row->bytes > 0 && row->bytes % 4096 == 0 &&
+           row->offset <= segment->bytes && row->bytes <= segment->bytes - row->offset &&
+           row->block_index < CS_INDEX_MAX_BLOCKS;
+}
+
+static void on_object(void *arg, const cs_object_row_t *row)
+{
+    recovery_t *r = arg;
+    cs_store_t *s = r->s;
+    uint16_t keyspace = cs_keyspace_find(s, &row->keyspace);
+    uint16_t column = cs_column_add(s, row->key.fidelity, &row->key.spec);
+    if (keyspace == CS_NO_NAME || column == CS_NO_NAME || !place_holds(s, row)) {
+        r->n_bad++;
+        if (column != CS_NO_NAME)
+            cs_ghost_add(s, column, &row->key.hash, CS_MISS_CORRUPT);
+        if (!s->readonly)
+            cs_queue_drop(s, &row->key);
+        return;
+    }
+    if (r->status != VC_OK || (r->status = cs_index_reserve(s->index, 1)) != VC_OK)
+        return;
+    cs_segment_t *segment = s->segments[row->segment];
+    cs_entry_t entry = {.hash = row->key.hash,
+                        .segment = row->segment,
+                        .page = (uint32_t)(row->offset / 4096),
+                        .pages = row->bytes / 4096,
+                        .header_crc = row->header_crc,
+                        .prefix = row->prefix,
+                        .used_s = cs_now_s(s),
+                        .freq = CS_EVICT_FREQ_ONE,
+                        .column = column,
+                        .keyspace = keyspace,
+                        .block_index = (uint16_t)row->block_index};
+    memcpy(entry.parent_fp, row->parent_fp, sizeof(entry.parent_fp));
+    cs_entry_publish(s, &entry);
+    segment->class_id = row->key.fidelity == VC_FIDELITY_FULL ? CS_CLASS_FULL : CS_CLASS_COMPRESSED;
+    segment->tail = VC_MAX(segment->tail, row->offset + row->bytes);
+}
+
+static void on_bad_row(void *arg, const char *kind)
+{
+    recovery_t *r = arg;
+    r->n_bad++;
+    vc_log_warn("store", "catalog row does not decode kind=%s", kind);
+}
+
+/* Segments with objects are sealed; the one with the most room left in each class goes on taking appends. */
+static void settle_live(cs_store_t *s, cs_segment_t *segment)
+{
+    uint32_t version;
+    vc_err_t err;
+    segment->state = CS_SEGMENT_SEALED;
+    /* Only a warning: every record inside is checked by its own sums. */
+    if (cs_segment_read_header(segment, &version, &err) != VC_OK)
+        vc_log_warn("store", "segment header not usable reason=\"%s\"", err.msg);
+    else if (version != segment->version)
+        vc_log_warn("store", "segment header is of another version number=%u header=%u catalog=%u", segment->number,
+                    version, segment->version);
+    if (s->readonly || segment->bytes != s->segment_bytes || segment->tail >= segment->bytes)
+        return;
+    cs_segment_t *open = s->open[segment->class_id];
+    if (!open || open->tail > segment->tail) {
+        if (open)
+            open->state = CS_SEGMENT_SEALED;
+        segment->state = CS_SEGMENT_OPEN;
+        s->open[segment->class_id] = segment;
+    }
+}
+
+static void settle_empty(cs_store_t *s, cs_segment_t *segment)
+{
+    vc_err_t err;
+    vc_status_t status = VC_ERR_RANGE;
+    if (s->readonly)
+        return;
+    if (segment->bytes == s->segment_bytes && s->segments_total_bytes <= cs_segments_budget(s)) {
+        status = cs_segment_recycle(segment, segment->version + 1, &err);
+        segment->is_dirty = true;
+        segment->state = CS_SEGMENT_FREE;
+        if (status != VC_OK)
+            vc_log_warn("store", "segment not reused reason=\"%s\"", err.msg);
+    }
+    if (status == VC_OK)
+        return;
+    /* Of another size (the capacity changed, or a crash while it was made), or more than the capacity has room for. */
+    s->segments[segment->number] = NULL;
+    s->n_segments--;
+    s->segments_total_bytes -= segment->bytes;
+    if (cs_segment_remove(s->segdir, segment, &err) != VC_OK)
+        vc_log_warn("store", "segment not removed reason=\"%s\"", err.msg);
+    vc_free(segment);
+}
+
+static void settle(cs_store_t *s)
+{
+    for (uint32_t i = 0; i < s->cap_segments; i++) {
+        cs_segment_t *segment = s->segments[i];
+        if (segment && segment->live_objects > 0)
+            settle_live(s, segment);
+        else if (segment)
+            settle_empty(s, segment);
+    }
+    for (uint32_t i = 0; i < s->n_keyspaces; i++)
+        s->keyspaces[i].uploads = 0;
+    for (uint32_t i = s->n_prefixes; i-- > 0;)
+        cs_prefix_release(s, s->prefixes[i].id); /* those without objects */
+}
+
+vc_status_t cs_recover(cs_store_t *s, vc_err_t *err)
+{
+    recovery_t r = {.s = s};
+    cs_catalog_visitor_t visitor = {on_object, on_segment, on_keyspace, on_prefix, on_bad_row, &r};
+    vc_status_t status = cs_segdir_list(s->segdir, open_file, &r, err);
+    if (status == VC_OK)
+        status = cs_catalog_scan(s->catalog, &visitor, err);
+    if (status != VC_OK)
+        return status;
+    if (r.status != VC_OK)
+        return vc_err_set(err, r.status, "no memory for the index of %u objects", cs_index_count(s->index));
+    settle(s);
+    s->stats.corrupt_disk += r.n_bad;
+    if (r.n_bad > 0)
+        vc_log_warn("store", "objects dropped at start n=%u reason=\"their rows or files do not hold\"", r.n_bad);
+    return VC_OK;
+}
