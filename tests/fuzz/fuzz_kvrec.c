@@ -32,6 +32,7 @@ static void use(const uint8_t *data, size_t size)
     volatile uint32_t sink = 0;
     for (uint32_t i = 0; i < head.shape.block_tokens; i++)
         sink += vc_kvrec_token(&head, i);
+    (void)sink;
     for (uint32_t l = 0; l < head.shape.n_layer; l++) {
         vc_kvrec_layer_t layer;
         vc_kvrec_layer(&head, l, &layer);
