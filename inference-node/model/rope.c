@@ -1,4 +1,4 @@
-/* Frequencies in double, rounded to float once. */
+/* Frequencies from own double functions, so that they are the same everywhere. */
 #include "model/rope.h"
 
 #include <stdio.h>
@@ -45,7 +45,9 @@ static double yarn_mix(const node_rope_t *rope, uint32_t i)
 void node_rope_inv_freq(const node_rope_t *rope, float *inv_freq, float *mscale_p)
 {
     for (uint32_t i = 0; i < rope->dims / 2; i++) {
-        double f = node_pow_f64(rope->theta, -2.0 * i / rope->dims);
+        /* float steps, as in what models are trained with; only the scaling is in double */
+        float wave = (float)node_pow_f64(rope->theta, (double)((float)(2 * i) / (float)rope->dims));
+        double f = (double)(1.0f / wave);
         if (rope->kind == NODE_ROPE_LINEAR)
             f /= rope->factor;
         if (rope->kind == NODE_ROPE_LLAMA3 && rope->divisors == NULL)
