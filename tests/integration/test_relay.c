@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,11 @@
 
 #include "relay.h"
 #include "relay_link.h"
+#include "support/file.h"
+#include "support/proc.h"
+#include "support/tmpdir.h"
 #include "support/vc_test.h"
+#include "vc/mem.h"
 
 #define MAX_CLIENTS 8
 
@@ -327,6 +332,33 @@ Test(relay, refuses_addresses_that_are_none_and_ports_that_are_taken)
     cr_assert_eq(relay_create(&opts, &relay, &err), VC_ERR_UNREACHABLE);
     cr_assert_not_null(strstr(err.msg, taken));
     close(fd);
+}
+
+Test(relay, program_reports_its_port_and_writes_its_counters)
+{
+    vt_tmpdir_t dir;
+    server_t server;
+    char target[64], line[200];
+    start_server(&server, 1);
+    vt_tmpdir_create(&dir);
+    snprintf(target, sizeof(target), "127.0.0.1:%u", server.port);
+    const char *stats = vt_tmpdir_path(&dir, "stats.json");
+    const char *args[] = {"--target", target, "--delay-ms", "1", "--stats-file", stats, NULL};
+    vt_proc_t *proc = vt_proc_start("vericache-relay", args, NULL);
+    cr_assert(vt_proc_wait_line(proc, "listening port=", 30000, line, sizeof(line)));
+    client_t client = {.port = (uint16_t)strtoul(strchr(line, '=') + 1, NULL, 10), .seed = 1, .bytes = 1000};
+    run_client(&client);
+    cr_assert(client.good);
+    vt_proc_signal(proc, SIGTERM);
+    cr_assert_eq(vt_proc_wait_exit(proc, 30000), 0);
+    vt_proc_end(proc);
+    pthread_join(server.thread, NULL);
+    close(server.fd);
+    char *text = (char *)vt_file_read(stats, NULL);
+    cr_assert_str_eq(text, "{\"connections\":1,\"refused\":0,\"failed\":0,\"bytes_to_target\":1000,"
+                           "\"bytes_to_client\":1000}\n");
+    vc_free(text);
+    vt_tmpdir_remove(&dir);
 }
 
 Test(relay_link, parcels_wait_for_the_rate_and_then_for_the_delay)
