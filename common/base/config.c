@@ -10,8 +10,9 @@
 #include "config_int.h"
 #include "vc/mem.h"
 
-/* Variables of the build scripts and tests that share the prefix; a program without such an option passes them over. */
-static const char *const foreign_names[] = {"VERICACHE_MODEL", "VERICACHE_CACHE"};
+/* Variables of the build scripts, the tests and vericachectl that share the prefix; a program without such an option
+ * passes them over. */
+static const char *const foreign_names[] = {"VERICACHE_MODEL", "VERICACHE_CACHE", "VERICACHE_SERVER"};
 
 size_t config_find(const vc_config_t *config, const char *name, size_t name_len)
 {

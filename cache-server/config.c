@@ -1,0 +1,135 @@
+/* The option table, and the rules between options. */
+#include "config.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "vc/kvrec.h"
+#include "vc/mem.h"
+
+static void fill_table(cs_config_t *c)
+{
+    const vc_opt_t all[CS_CONFIG_OPTIONS] = {
+        {"listen", VC_OPT_STRING, &c->listen, "127.0.0.1:7070", 0, 0, NULL,
+         "HOST:PORT of the control plane (gRPC); port 0 = any"},
+        {"data-dir", VC_OPT_STRING, &c->data_dir, NULL, 0, 0, NULL, "directory of the store; required"},
+        {"capacity", VC_OPT_BYTES, &c->capacity_bytes, "10GiB", 1 << 20, 1e18, NULL,
+         "hard limit over every file in the data directory"},
+        {"ballast", VC_OPT_BYTES, &c->ballast_bytes, "64MiB", 0, 1e15, NULL,
+         "reserve inside the capacity, released when the disk is full"},
+        {"io", VC_OPT_ENUM, &c->io_mode, "auto", 0, 0, "auto|fixed|ring|threads", "how the disk is read and written"},
+        {"workers", VC_OPT_U64, &c->n_workers, "1", 1, 64, NULL, "data worker threads"},
+        {"buffers", VC_OPT_U64, &c->n_buffers, "32", 4, 4096, NULL,
+         "transfer buffers, each as large as the largest record"},
+        {"max-record", VC_OPT_BYTES, &c->max_record_bytes, "4MiB", 8192, VC_KVREC_MAX_BYTES, NULL,
+         "largest record, one block of one fidelity"},
+        {"lease-ms", VC_OPT_U64, &c->lease_ms, "30000", 100, 86400000, NULL, "life of a lease"},
+        {"upload-ms", VC_OPT_U64, &c->upload_ms, "60000", 100, 86400000, NULL,
+         "an upload not committed by then is freed"},
+        {"max-uploads", VC_OPT_U64, &c->max_uploads, "64", 1, 65536, NULL, "uploads open at once"},
+        {"max-leases", VC_OPT_U64, &c->max_leases, "4096", 1, 1 << 20, NULL, "leases open at once"},
+        {"max-fetch-streams", VC_OPT_U64, &c->max_fetch_streams, "8", 1, 256, NULL,
+         "gRPC Fetch streams served at once; more wait"},
+        {"max-put-streams", VC_OPT_U64, &c->max_put_streams, "4", 1, 256, NULL,
+         "gRPC PutRecord streams served at once; more wait"},
+        {"egress-limit", VC_OPT_RATE, &c->egress_bits_per_s, "0", 0, 1e15, NULL,
+         "bits per second of all Fetch streams together; 0 = no limit"},
+        {"data-listen", VC_OPT_STRING, &c->data_listen, "127.0.0.1:0", 0, 0, NULL,
+         "HOST:PORT of the data plane (UCX), or none"},
+        {"data-ports", VC_OPT_STRING, &c->data_ports, "", 0, 0, NULL,
+         "LOW-HIGH, ports of the data plane's connections"},
+        {"trust-data-network", VC_OPT_BOOL, &c->trust_data_network, "false", 0, 0, NULL,
+         "allow a data plane that is not on loopback; it is neither encrypted nor hardened"},
+        {"peer-timeout-ms", VC_OPT_U64, &c->peer_timeout_ms, "5000", 100, 3600000, NULL,
+         "a data-plane peer that makes no progress is closed after this"},
+        {"idle-ms", VC_OPT_U64, &c->idle_ms, "30000", 100, 3600000, NULL,
+         "a gRPC stream that makes no progress is ended after this"},
+        {"insecure", VC_OPT_BOOL, &c->insecure, "false", 0, 0, NULL,
+         "allow a control plane that is not on loopback without TLS"},
+        {"grace-ms", VC_OPT_U64, &c->grace_ms, "5000", 0, 3600000, NULL,
+         "what running calls get at shutdown before they are cancelled"},
+        {"port-file", VC_OPT_STRING, &c->port_file, "", 0, 0, NULL, "write the addresses to this file when ready"},
+        {"log-level", VC_OPT_ENUM, &c->log_level, "info", 0, 0, "error|warn|info|debug", "how much to log"},
+        {NULL, VC_OPT_BOOL, NULL, NULL, 0, 0, NULL, NULL},
+    };
+    memcpy(c->table, all, sizeof(all));
+}
+
+/* True when every address that the name stands for is a loopback one. */
+static bool is_loopback(const char *address)
+{
+    char host[256];
+    const char *colon = strrchr(address, ':');
+    size_t n = colon != NULL ? (size_t)(colon - address) : strlen(address);
+    bool bracketed = n >= 2 && address[0] == '[' && address[n - 1] == ']';
+    snprintf(host, sizeof(host), "%.*s", (int)(bracketed ? n - 2 : n), address + (bracketed ? 1 : 0));
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *info = NULL;
+    if (getaddrinfo(host, NULL, &hints, &info) != 0)
+        return false;
+    bool all = true;
+    for (const struct addrinfo *a = info; a != NULL; a = a->ai_next) {
+        if (a->ai_family == AF_INET) {
+            struct sockaddr_in in;
+            memcpy(&in, a->ai_addr, sizeof(in));
+            all = all && (ntohl(in.sin_addr.s_addr) >> 24) == 127;
+        } else if (a->ai_family == AF_INET6) {
+            struct sockaddr_in6 in6;
+            memcpy(&in6, a->ai_addr, sizeof(in6));
+            all = all && IN6_IS_ADDR_LOOPBACK(&in6.sin6_addr);
+        }
+    }
+    freeaddrinfo(info);
+    return all;
+}
+
+static vc_status_t check(const cs_config_t *c, vc_err_t *err)
+{
+    if (vc_config_n_args(c->parsed) != 0)
+        return vc_err_set(err, VC_ERR_INVALID, "unexpected argument \"%.100s\"", vc_config_arg(c->parsed, 0));
+    if (c->data_dir[0] == '\0')
+        return vc_err_set(err, VC_ERR_INVALID, "--data-dir is required");
+    if (strrchr(c->listen, ':') == NULL)
+        return vc_err_set(err, VC_ERR_INVALID, "--listen=%s is not HOST:PORT", c->listen);
+    if (!c->insecure && !is_loopback(c->listen))
+        return vc_err_set(err, VC_ERR_INVALID,
+                          "--listen=%s is not a loopback address and the control plane has no TLS: give --insecure to "
+                          "allow it",
+                          c->listen);
+    return VC_OK;
+}
+
+vc_status_t cs_config_load(cs_config_t *config, int argc, char **argv, char **environ_list, vc_err_t *err)
+{
+    *config = (cs_config_t){0};
+    fill_table(config);
+    vc_status_t st = vc_config_parse(config->table, argc, argv, environ_list, &config->parsed, err);
+    if (st != VC_OK)
+        return st;
+    config->show_only = true;
+    if (vc_config_wants_version(config->parsed)) {
+        printf("vericache-server %s\n", VC_VERSION);
+    } else if (vc_config_wants_help(config->parsed)) {
+        printf("vericache-server: stores prefix KV of language models, full and compressed.\n"
+               "usage: vericache-server --data-dir DIR [options]\n\n");
+        vc_config_print_help(config->table, stdout);
+    } else if (vc_config_wants_print(config->parsed)) {
+        vc_config_print_values(config->table, config->parsed, stdout);
+    } else {
+        config->show_only = false;
+        config->max_record_bytes = vc_align_up((size_t)config->max_record_bytes, VC_KVREC_ALIGN);
+        st = check(config, err);
+    }
+    if (st != VC_OK)
+        cs_config_free(config);
+    return st;
+}
+
+void cs_config_free(cs_config_t *config)
+{
+    vc_config_free(config->parsed);
+    config->parsed = NULL;
+}

@@ -1,0 +1,51 @@
+/* vericache-server: arguments and signals. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "config.h"
+#include "server.h"
+#include "vc/log.h"
+
+/* Blocked in every thread from the start: the main thread collects them with sigwait. */
+static void block_signals(sigset_t *set)
+{
+    sigemptyset(set);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGINT);
+    pthread_sigmask(SIG_BLOCK, set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+int main(int argc, char **argv)
+{
+    sigset_t signals;
+    vc_err_t err = {0};
+    cs_config_t config;
+    cs_server_t *server = NULL;
+    int got = 0;
+    block_signals(&signals);
+    vc_status_t st = cs_config_load(&config, argc, argv, environ, &err);
+    if (st != VC_OK) {
+        fprintf(stderr, "vericache-server: %s\n", err.msg);
+        return vc_status_exit_code(st);
+    }
+    if (config.show_only) {
+        cs_config_free(&config);
+        return 0;
+    }
+    vc_log_set_level((vc_log_level_t)config.log_level);
+    st = cs_server_start(&config, &server, &err);
+    if (st == VC_OK) {
+        while (sigwait(&signals, &got) != 0)
+            ;
+        vc_log_info("server", "stopping signal=%s", got == SIGTERM ? "TERM" : "INT");
+        cs_server_stop(server);
+        vc_log_info("server", "stopped");
+    } else {
+        fprintf(stderr, "vericache-server: %s\n", err.msg);
+    }
+    cs_config_free(&config);
+    return vc_status_exit_code(st);
+}

@@ -1,0 +1,275 @@
+/*
+ * Start order: pool, workers, store, data plane, service, maintenance thread. Stop is the reverse. Nothing here knows
+ * how any of them works.
+ */
+#include "server.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "dataplane.h"
+#include "service.h"
+#include "store.h"
+#include "vc/log.h"
+#include "vc/mem.h"
+
+#define TICK_MS 500
+#define FILES_WANTED 4096 /* segments, sockets, RocksDB tables */
+
+struct cs_server {
+    cs_bufpool_t *pool;
+    cs_workers_t *workers;
+    cs_store_t *store;
+    cs_dataplane_t *dataplane;
+    cs_service_t *service;
+    uint32_t grace_ms;
+    char data_address[300];
+    /* maintenance */
+    pthread_t thread;
+    bool thread_runs;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    bool stop; /* under the lock */
+};
+
+static void raise_file_limit(void)
+{
+    struct rlimit rl;
+    if (getrlimit(RLIMIT_NOFILE, &rl) != 0 || rl.rlim_cur >= FILES_WANTED)
+        return;
+    rl.rlim_cur = rl.rlim_max < FILES_WANTED ? rl.rlim_max : FILES_WANTED;
+    if (setrlimit(RLIMIT_NOFILE, &rl) != 0 || rl.rlim_cur < FILES_WANTED)
+        vc_log_warn("server", "few open files allowed limit=%llu wanted=%d", (unsigned long long)rl.rlim_cur,
+                    FILES_WANTED);
+}
+
+static void *maintenance_main(void *arg)
+{
+    cs_server_t *s = arg;
+    pthread_mutex_lock(&s->lock);
+    while (!s->stop) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += TICK_MS * 1000000L;
+        until.tv_sec += until.tv_nsec / 1000000000L;
+        until.tv_nsec %= 1000000000L;
+        int rc = 0;
+        while (!s->stop && rc != ETIMEDOUT)
+            rc = pthread_cond_timedwait(&s->wake, &s->lock, &until);
+        if (s->stop)
+            break;
+        pthread_mutex_unlock(&s->lock);
+        cs_store_tick(s->store);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+static uint32_t data_stats(void *arg, cs_stat_t *stats, uint32_t cap)
+{
+    cs_server_t *s = arg;
+    cs_dataplane_stats_t d;
+    if (s->dataplane == NULL)
+        return 0;
+    cs_dataplane_get_stats(s->dataplane, &d);
+    const struct {
+        const char *name;
+        uint64_t value;
+    } all[] = {
+        {"peers_open", d.peers_open},
+        {"peers_total", d.peers_total},
+        {"peers_refused", d.peers_refused},
+        {"peers_lost", d.peers_lost},
+        {"peers_stalled", d.peers_stalled},
+        {"fetches", d.fetches},
+        {"puts", d.puts},
+        {"records_sent", d.records_sent},
+        {"bytes_sent", d.bytes_sent},
+        {"records_received", d.records_received},
+        {"bytes_received", d.bytes_received},
+        {"bad_frames", d.bad_frames},
+        {"unauthenticated", d.unauthenticated},
+        {"stale", d.stale},
+        {"wire_corrupt", d.wire_corrupt},
+        {"ops_in_flight", d.ops_in_flight},
+        {"pins_held", d.pins_held},
+    };
+    uint32_t n = (uint32_t)VC_MIN(cap, VC_ARRAY_LEN(all));
+    for (uint32_t i = 0; i < n; i++) {
+        snprintf(stats[i].name, sizeof(stats[i].name), "data.%s", all[i].name);
+        stats[i].value = (double)all[i].value;
+    }
+    return n;
+}
+
+/* ---- start ---- */
+
+static vc_status_t start_store(cs_server_t *s, const cs_config_t *c, vc_err_t *err)
+{
+    vc_status_t st = cs_bufpool_create((uint32_t)c->n_buffers, (size_t)c->max_record_bytes, &s->pool, err);
+    if (st != VC_OK)
+        return st;
+    cs_workers_opts_t w = {
+        .n_workers = (uint32_t)c->n_workers, .queue_depth = 64, .io_mode = (cs_io_mode_t)c->io_mode, .pool = s->pool};
+    st = cs_workers_start(&w, &s->workers, err);
+    if (st != VC_OK)
+        return st;
+    cs_store_opts_t o;
+    cs_store_opts_default(&o);
+    o.data_dir = c->data_dir;
+    o.capacity_bytes = c->capacity_bytes;
+    o.ballast_bytes = c->ballast_bytes;
+    o.lease_ms = (uint32_t)c->lease_ms;
+    o.upload_ms = (uint32_t)c->upload_ms;
+    o.max_uploads = (uint32_t)c->max_uploads;
+    o.max_leases = (uint32_t)c->max_leases;
+    o.workers = s->workers;
+    o.pool = s->pool;
+    return cs_store_open(&o, &s->store, err);
+}
+
+static vc_status_t start_dataplane(cs_server_t *s, const cs_config_t *c, vc_err_t *err)
+{
+    if (strcmp(c->data_listen, "none") == 0 || c->data_listen[0] == '\0')
+        return VC_OK;
+    cs_dataplane_opts_t o;
+    cs_dataplane_opts_default(&o);
+    o.listen = c->data_listen;
+    o.data_ports = c->data_ports[0] != '\0' ? c->data_ports : NULL;
+    o.trust_data_network = c->trust_data_network;
+    o.peer_timeout_ms = (uint32_t)c->peer_timeout_ms;
+    o.store = s->store;
+    o.workers = s->workers;
+    o.pool = s->pool;
+    vc_status_t st = cs_dataplane_start(&o, &s->dataplane, err);
+    if (st == VC_OK)
+        snprintf(s->data_address, sizeof(s->data_address), "%s", cs_dataplane_address(s->dataplane));
+    return st;
+}
+
+static vc_status_t start_service(cs_server_t *s, const cs_config_t *c, vc_err_t *err)
+{
+    cs_service_opts_t o;
+    cs_service_opts_default(&o);
+    o.listen = c->listen;
+    o.max_fetch_streams = (uint32_t)c->max_fetch_streams;
+    o.max_put_streams = (uint32_t)c->max_put_streams;
+    o.egress_bits_per_s = c->egress_bits_per_s;
+    o.idle_ms = (uint32_t)c->idle_ms;
+    o.store = s->store;
+    o.pool = s->pool;
+    o.data_address = s->data_address;
+    o.more_stats = data_stats;
+    o.arg = s;
+    return cs_service_start(&o, &s->service, err);
+}
+
+static vc_status_t start_maintenance(cs_server_t *s, vc_err_t *err)
+{
+    if (pthread_create(&s->thread, NULL, maintenance_main, s) != 0)
+        return vc_err_set(err, VC_ERR_NOMEM, "cannot start the maintenance thread");
+    s->thread_runs = true;
+    pthread_setname_np(s->thread, "maintenance");
+    return VC_OK;
+}
+
+/* Written aside and renamed, so that a reader sees all of it or nothing. */
+static vc_status_t write_port_file(const cs_server_t *s, const char *host, size_t host_len, const char *path,
+                                   vc_err_t *err)
+{
+    char aside[4096];
+    if (snprintf(aside, sizeof(aside), "%s.new", path) >= (int)sizeof(aside))
+        return vc_err_set(err, VC_ERR_INVALID, "--port-file is too long");
+    FILE *f = fopen(aside, "we");
+    if (f == NULL)
+        return vc_err_set(err, vc_status_from_errno(errno), "cannot write %s: %s", aside, strerror(errno));
+    fprintf(f, "listen=%.*s:%d\ndata=%s\n", (int)host_len, host, cs_server_port(s),
+            s->data_address[0] != '\0' ? s->data_address : "none");
+    if (fclose(f) != 0 || rename(aside, path) != 0)
+        return vc_err_set(err, vc_status_from_errno(errno), "cannot write %s: %s", path, strerror(errno));
+    return VC_OK;
+}
+
+static vc_status_t announce(const cs_server_t *s, const cs_config_t *c, vc_err_t *err)
+{
+    size_t host_len = (size_t)(strrchr(c->listen, ':') - c->listen);
+    if (c->port_file[0] != '\0') {
+        vc_status_t st = write_port_file(s, c->listen, host_len, c->port_file, err);
+        if (st != VC_OK)
+            return st;
+    }
+    vc_log_info("server", "ready listen=%.*s:%d data=%s boot=%016llx generation=%llu%s", (int)host_len, c->listen,
+                cs_server_port(s), s->data_address[0] != '\0' ? s->data_address : "none",
+                (unsigned long long)cs_store_boot_id(s->store), (unsigned long long)cs_store_generation(s->store),
+                cs_store_is_readonly(s->store) ? " readonly=true" : "");
+    return VC_OK;
+}
+
+vc_status_t cs_server_start(const cs_config_t *config, cs_server_t **server_p, vc_err_t *err)
+{
+    cs_server_t *s = vc_calloc(1, sizeof(*s));
+    if (s == NULL)
+        return vc_err_set(err, VC_ERR_NOMEM, "out of memory");
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->wake, &attr);
+    pthread_condattr_destroy(&attr);
+    s->grace_ms = (uint32_t)config->grace_ms;
+    raise_file_limit();
+    vc_status_t st = start_store(s, config, err);
+    if (st == VC_OK)
+        st = start_dataplane(s, config, err);
+    if (st == VC_OK)
+        st = start_service(s, config, err);
+    if (st == VC_OK)
+        st = start_maintenance(s, err);
+    if (st == VC_OK)
+        st = announce(s, config, err);
+    if (st != VC_OK) {
+        cs_server_stop(s);
+        return st;
+    }
+    *server_p = s;
+    return VC_OK;
+}
+
+int cs_server_port(const cs_server_t *server) { return cs_service_port(server->service); }
+const char *cs_server_data_address(const cs_server_t *server) { return server->data_address; }
+
+/* ---- stop ---- */
+
+void cs_server_stop(cs_server_t *s)
+{
+    if (s == NULL)
+        return;
+    if (s->service != NULL)
+        cs_service_drain(s->service);
+    if (s->thread_runs) {
+        pthread_mutex_lock(&s->lock);
+        s->stop = true;
+        pthread_cond_signal(&s->wake);
+        pthread_mutex_unlock(&s->lock);
+        pthread_join(s->thread, NULL);
+    }
+    cs_service_stop(s->service, s->grace_ms);
+    if (s->dataplane != NULL)
+        cs_dataplane_stop(s->dataplane);
+    if (s->store != NULL)
+        cs_store_close(s->store);
+    if (s->workers != NULL)
+        cs_workers_stop(s->workers);
+    if (s->pool != NULL)
+        cs_bufpool_destroy(s->pool);
+    pthread_cond_destroy(&s->wake);
+    pthread_mutex_destroy(&s->lock);
+    vc_free(s);
+}

@@ -1,0 +1,16 @@
+/* The whole server: builds the modules, hands one to the other, stops them in reverse. The only one that sees all. */
+#ifndef CS_SERVER_H
+#define CS_SERVER_H
+
+#include "config.h"
+
+typedef struct cs_server cs_server_t;
+
+/* Returns when every module runs and the port file is written. */
+vc_status_t cs_server_start(const cs_config_t *config, cs_server_t **server_p, vc_err_t *err);
+/* Drains and stops: health says no, running calls get the grace period, then the data plane, the store, the workers. */
+void cs_server_stop(cs_server_t *server);
+int cs_server_port(const cs_server_t *server);
+const char *cs_server_data_address(const cs_server_t *server); /* empty: no data plane */
+
+#endif
