@@ -77,7 +77,10 @@ vc_status_t vc_parse_rate(const char *text, uint64_t *bits_per_s_p)
 
 static vc_status_t check_bounds(const vc_opt_t *opt, double value, const char *text, vc_err_t *err)
 {
-    if ((opt->min != 0 || opt->max != 0) && (value < opt->min || value > opt->max))
+    bool no_limit = opt->max == 0 && opt->min >= 0;
+    if (no_limit && value < opt->min)
+        return vc_err_set(err, VC_ERR_RANGE, "'%s' is below %.15g", text, opt->min);
+    if (!no_limit && (value < opt->min || value > opt->max))
         return vc_err_set(err, VC_ERR_RANGE, "'%s' is outside %.15g to %.15g", text, opt->min, opt->max);
     return VC_OK;
 }

@@ -11,8 +11,8 @@
 #include "vc/mem.h"
 
 static bool opt_tls;
-static uint64_t opt_threads, opt_capacity, opt_egress;
-static double opt_ratio;
+static uint64_t opt_threads, opt_capacity, opt_egress, opt_pages;
+static double opt_ratio, opt_shift;
 static const char *opt_dir;
 static int opt_io;
 
@@ -22,6 +22,8 @@ static const vc_opt_t table[] = {
     {"capacity", VC_OPT_BYTES, &opt_capacity, "1GiB", 4096, 1e15, NULL, "disk space"},
     {"egress-limit", VC_OPT_RATE, &opt_egress, NULL, 0, 0, NULL, "rate"},
     {"ratio", VC_OPT_DOUBLE, &opt_ratio, "0.5", 0, 1, NULL, "share"},
+    {"pages", VC_OPT_U64, &opt_pages, "8", 4, 0, NULL, "at least four"},
+    {"shift", VC_OPT_DOUBLE, &opt_shift, "-1", -2, 0, NULL, "negative"},
     {"data-dir", VC_OPT_STRING, &opt_dir, "/var/lib/x", 0, 0, NULL, "where"},
     {"io", VC_OPT_ENUM, &opt_io, "auto", 0, 0, "auto|fixed|ring|threads", "mode"},
     {NULL, VC_OPT_BOOL, NULL, NULL, 0, 0, NULL, NULL},
@@ -156,6 +158,12 @@ Test(config, values_out_of_bounds_name_option_and_source)
     char *env[] = {(char *)"VERICACHE_RATIO=1.5", NULL};
     expect_bad("--threads 0", NULL, VC_ERR_RANGE, "--threads: '0' is outside 1 to 64");
     expect_bad("--threads 65", NULL, VC_ERR_RANGE, "--threads");
+    expect_bad("--pages 3", NULL, VC_ERR_RANGE, "--pages: '3' is below 4");
+    expect_bad("--shift 0.5", NULL, VC_ERR_RANGE, "--shift: '0.5' is outside -2 to 0");
+    vc_config_t *config;
+    expect_good("--pages 18446744073709551615 --shift -2", NULL, &config);
+    cr_assert_eq(opt_pages, UINT64_MAX);
+    vc_config_free(config);
     expect_bad("--capacity 4095", NULL, VC_ERR_RANGE, "--capacity");
     expect_bad("", env, VC_ERR_RANGE, "VERICACHE_RATIO: '1.5'");
     char args[128];

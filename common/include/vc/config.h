@@ -27,7 +27,7 @@ typedef struct vc_opt {
     vc_opt_type_t type;
     void *value;       /* written with the default first */
     const char *deflt; /* text form of the default; NULL: empty string or zero */
-    double min, max;   /* for numbers; both 0 = unbounded */
+    double min, max;   /* for numbers; max 0 with min >= 0: no upper bound */
     const char *choices;
     const char *help; /* one line */
 } vc_opt_t;
