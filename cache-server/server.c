@@ -1,17 +1,13 @@
 /*
- * Start order: pool, workers, store, data plane, service, maintenance thread. Stop is the reverse. Nothing here knows
+ * Start order: pool, workers, store, data plane, service. Stop is the reverse. Nothing here knows
  * how any of them works.
  */
 #include "server.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "dataplane.h"
 #include "service.h"
@@ -19,7 +15,6 @@
 #include "vc/log.h"
 #include "vc/mem.h"
 
-#define TICK_MS 500
 #define FILES_WANTED 4096 /* segments, sockets, RocksDB tables */
 
 struct cs_server {
@@ -30,12 +25,6 @@ struct cs_server {
     cs_service_t *service;
     uint32_t grace_ms;
     char data_address[300];
-    /* maintenance */
-    pthread_t thread;
-    bool thread_runs;
-    pthread_mutex_t lock;
-    pthread_cond_t wake;
-    bool stop; /* under the lock */
 };
 
 static void raise_file_limit(void)
@@ -47,29 +36,6 @@ static void raise_file_limit(void)
     if (setrlimit(RLIMIT_NOFILE, &rl) != 0 || rl.rlim_cur < FILES_WANTED)
         vc_log_warn("server", "few open files allowed limit=%llu wanted=%d", (unsigned long long)rl.rlim_cur,
                     FILES_WANTED);
-}
-
-static void *maintenance_main(void *arg)
-{
-    cs_server_t *s = arg;
-    pthread_mutex_lock(&s->lock);
-    while (!s->stop) {
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += TICK_MS * 1000000L;
-        until.tv_sec += until.tv_nsec / 1000000000L;
-        until.tv_nsec %= 1000000000L;
-        int rc = 0;
-        while (!s->stop && rc != ETIMEDOUT)
-            rc = pthread_cond_timedwait(&s->wake, &s->lock, &until);
-        if (s->stop)
-            break;
-        pthread_mutex_unlock(&s->lock);
-        cs_store_tick(s->store);
-        pthread_mutex_lock(&s->lock);
-    }
-    pthread_mutex_unlock(&s->lock);
-    return NULL;
 }
 
 static uint32_t data_stats(void *arg, cs_stat_t *stats, uint32_t cap)
@@ -103,7 +69,7 @@ static uint32_t data_stats(void *arg, cs_stat_t *stats, uint32_t cap)
     };
     uint32_t n = (uint32_t)VC_MIN(cap, VC_ARRAY_LEN(all));
     for (uint32_t i = 0; i < n; i++) {
-        snprintf(stats[i].name, sizeof(stats[i].name), "data.%s", all[i].name);
+        snprintf(stats[i].name, sizeof(stats[i].name), "data_%s", all[i].name);
         stats[i].value = (double)all[i].value;
     }
     return n;
@@ -171,15 +137,6 @@ static vc_status_t start_service(cs_server_t *s, const cs_config_t *c, vc_err_t 
     return cs_service_start(&o, &s->service, err);
 }
 
-static vc_status_t start_maintenance(cs_server_t *s, vc_err_t *err)
-{
-    if (pthread_create(&s->thread, NULL, maintenance_main, s) != 0)
-        return vc_err_set(err, VC_ERR_NOMEM, "cannot start the maintenance thread");
-    s->thread_runs = true;
-    pthread_setname_np(s->thread, "maintenance");
-    return VC_OK;
-}
-
 /* Written aside and renamed, so that a reader sees all of it or nothing. */
 static vc_status_t write_port_file(const cs_server_t *s, const char *host, size_t host_len, const char *path,
                                    vc_err_t *err)
@@ -190,7 +147,7 @@ static vc_status_t write_port_file(const cs_server_t *s, const char *host, size_
     FILE *f = fopen(aside, "we");
     if (f == NULL)
         return vc_err_set(err, vc_status_from_errno(errno), "cannot write %s: %s", aside, strerror(errno));
-    fprintf(f, "listen=%.*s:%d\ndata=%s\n", (int)host_len, host, cs_server_port(s),
+    fprintf(f, "%d\nlisten=%.*s:%d\ndata=%s\n", cs_server_port(s), (int)host_len, host, cs_server_port(s),
             s->data_address[0] != '\0' ? s->data_address : "none");
     if (fclose(f) != 0 || rename(aside, path) != 0)
         return vc_err_set(err, vc_status_from_errno(errno), "cannot write %s: %s", path, strerror(errno));
@@ -217,12 +174,6 @@ vc_status_t cs_server_start(const cs_config_t *config, cs_server_t **server_p, v
     cs_server_t *s = vc_calloc(1, sizeof(*s));
     if (s == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory");
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->wake, &attr);
-    pthread_condattr_destroy(&attr);
     s->grace_ms = (uint32_t)config->grace_ms;
     raise_file_limit();
     vc_status_t st = start_store(s, config, err);
@@ -230,8 +181,6 @@ vc_status_t cs_server_start(const cs_config_t *config, cs_server_t **server_p, v
         st = start_dataplane(s, config, err);
     if (st == VC_OK)
         st = start_service(s, config, err);
-    if (st == VC_OK)
-        st = start_maintenance(s, err);
     if (st == VC_OK)
         st = announce(s, config, err);
     if (st != VC_OK) {
@@ -253,13 +202,6 @@ void cs_server_stop(cs_server_t *s)
         return;
     if (s->service != NULL)
         cs_service_drain(s->service);
-    if (s->thread_runs) {
-        pthread_mutex_lock(&s->lock);
-        s->stop = true;
-        pthread_cond_signal(&s->wake);
-        pthread_mutex_unlock(&s->lock);
-        pthread_join(s->thread, NULL);
-    }
     cs_service_stop(s->service, s->grace_ms);
     if (s->dataplane != NULL)
         cs_dataplane_stop(s->dataplane);
@@ -269,7 +211,5 @@ void cs_server_stop(cs_server_t *s)
         cs_workers_stop(s->workers);
     if (s->pool != NULL)
         cs_bufpool_destroy(s->pool);
-    pthread_cond_destroy(&s->wake);
-    pthread_mutex_destroy(&s->lock);
     vc_free(s);
 }

@@ -13,81 +13,81 @@ typedef struct {
     uint32_t n;
 } stats_t;
 
-static void add(stats_t *st, const char *prefix, const char *name, double value)
+static void add(stats_t *st, const char *name, const char *suffix, double value)
 {
     if (st->n == STATS_MAX)
         return;
     cs_stat_t *s = &st->list[st->n++];
-    snprintf(s->name, sizeof(s->name), "%s%s", prefix, name);
+    snprintf(s->name, sizeof(s->name), "%s%s", name, suffix);
     s->value = value;
 }
 
 static double share(uint64_t part, uint64_t whole) { return whole == 0 ? 0 : (double)part / (double)whole; }
 
-static void add_fidelity(stats_t *st, const char *prefix, const cs_fid_stats_t *f)
+static void add_fidelity(stats_t *st, const char *suffix, const cs_fid_stats_t *f)
 {
-    add(st, prefix, "lookups", (double)f->lookups);
-    add(st, prefix, "lookup_hits", (double)f->lookup_hits);
-    add(st, prefix, "lookup_blocks", (double)f->lookup_blocks);
-    add(st, prefix, "hit_blocks", (double)f->hit_blocks);
-    add(st, prefix, "lookup_tokens", (double)f->lookup_tokens);
-    add(st, prefix, "hit_tokens", (double)f->hit_tokens);
-    add(st, prefix, "hit_bytes", (double)f->hit_bytes);
-    add(st, prefix, "hit_rate_blocks", share(f->hit_blocks, f->lookup_blocks));
-    add(st, prefix, "hit_rate_tokens", share(f->hit_tokens, f->lookup_tokens));
-    add(st, prefix, "hit_rate_lookups", share(f->lookup_hits, f->lookups));
-    add(st, prefix, "objects", (double)f->objects);
-    add(st, prefix, "bytes", (double)f->bytes);
-    add(st, prefix, "read_bytes", (double)f->read_bytes);
-    add(st, prefix, "put_bytes", (double)f->put_bytes);
-    add(st, prefix, "evicted_objects", (double)f->evicted_objects);
+    add(st, "lookups", suffix, (double)f->lookups);
+    add(st, "lookup_hits", suffix, (double)f->lookup_hits);
+    add(st, "lookup_blocks", suffix, (double)f->lookup_blocks);
+    add(st, "hit_blocks", suffix, (double)f->hit_blocks);
+    add(st, "lookup_tokens", suffix, (double)f->lookup_tokens);
+    add(st, "hit_tokens", suffix, (double)f->hit_tokens);
+    add(st, "hit_bytes", suffix, (double)f->hit_bytes);
+    add(st, "hit_rate_blocks", suffix, share(f->hit_blocks, f->lookup_blocks));
+    add(st, "hit_rate_tokens", suffix, share(f->hit_tokens, f->lookup_tokens));
+    add(st, "hit_rate_lookups", suffix, share(f->lookup_hits, f->lookups));
+    add(st, "objects", suffix, (double)f->objects);
+    add(st, "bytes", suffix, (double)f->bytes);
+    add(st, "read_bytes", suffix, (double)f->read_bytes);
+    add(st, "put_bytes", suffix, (double)f->put_bytes);
+    add(st, "evicted_objects", suffix, (double)f->evicted_objects);
 }
 
 static void add_store(stats_t *st, const cs_store_stats_t *s)
 {
-    add_fidelity(st, "full.", &s->full);
-    add_fidelity(st, "compressed.", &s->compressed);
-    add(st, "", "miss.absent", (double)s->miss_absent);
-    add(st, "", "miss.evicted", (double)s->miss_evicted);
-    add(st, "", "miss.corrupt", (double)s->miss_corrupt);
-    add(st, "", "miss.keyspace", (double)s->miss_keyspace);
-    add(st, "", "corrupt_disk", (double)s->corrupt_disk);
-    add(st, "", "corrupt_wire", (double)s->corrupt_wire);
-    add(st, "", "commits", (double)s->commits);
-    add(st, "", "commit_batches", (double)s->commit_batches);
-    add(st, "", "aborts", (double)s->aborts);
-    add(st, "", "uploads_open", (double)s->uploads_open);
-    add(st, "", "uploads_expired", (double)s->uploads_expired);
-    add(st, "", "put_rejected", (double)s->put_rejected);
-    add(st, "", "leases_open", (double)s->leases_open);
-    add(st, "", "leases_expired", (double)s->leases_expired);
-    add(st, "", "leases_stale", (double)s->stale_leases);
-    add(st, "", "pinned_bytes", (double)s->pinned_bytes);
-    add(st, "", "capacity_bytes", (double)s->capacity_bytes);
-    add(st, "", "used_bytes", (double)s->used_bytes);
-    add(st, "", "segments", (double)s->n_segments);
-    add(st, "", "evictions", (double)s->evictions);
-    add(st, "", "readonly", s->readonly ? 1 : 0);
+    add_fidelity(st, "_full", &s->full);
+    add_fidelity(st, "_compressed", &s->compressed);
+    add(st, "miss_absent", "", (double)s->miss_absent);
+    add(st, "miss_evicted", "", (double)s->miss_evicted);
+    add(st, "miss_corrupt", "", (double)s->miss_corrupt);
+    add(st, "miss_keyspace", "", (double)s->miss_keyspace);
+    add(st, "corrupt_disk", "", (double)s->corrupt_disk);
+    add(st, "corrupt_wire", "", (double)s->corrupt_wire);
+    add(st, "commits", "", (double)s->commits);
+    add(st, "commit_batches", "", (double)s->commit_batches);
+    add(st, "aborts", "", (double)s->aborts);
+    add(st, "uploads_open", "", (double)s->uploads_open);
+    add(st, "uploads_expired", "", (double)s->uploads_expired);
+    add(st, "put_rejected", "", (double)s->put_rejected);
+    add(st, "leases_open", "", (double)s->leases_open);
+    add(st, "leases_expired", "", (double)s->leases_expired);
+    add(st, "leases_stale", "", (double)s->stale_leases);
+    add(st, "pinned_bytes", "", (double)s->pinned_bytes);
+    add(st, "capacity_bytes", "", (double)s->capacity_bytes);
+    add(st, "used_bytes", "", (double)s->used_bytes);
+    add(st, "segments", "", (double)s->n_segments);
+    add(st, "evictions", "", (double)s->evictions);
+    add(st, "readonly", "", s->readonly ? 1 : 0);
 }
 
 static double load(_Atomic uint64_t *counter) { return (double)atomic_load_explicit(counter, memory_order_relaxed); }
 
 static void add_service(stats_t *st, cs_service_t *s)
 {
-    add(st, "rpc.", "lookups", load(&s->n.lookups));
-    add(st, "rpc.", "registers", load(&s->n.registers));
-    add(st, "rpc.", "commits", load(&s->n.commits));
-    add(st, "rpc.", "fetches", load(&s->n.fetches));
-    add(st, "rpc.", "fetch_records", load(&s->n.fetch_records));
-    add(st, "rpc.", "fetch_bytes", load(&s->n.fetch_bytes));
-    add(st, "rpc.", "fetch_streams", atomic_load_explicit(&s->n.fetch_streams, memory_order_relaxed));
-    add(st, "rpc.", "puts", load(&s->n.puts));
-    add(st, "rpc.", "put_records", load(&s->n.put_records));
-    add(st, "rpc.", "put_bytes", load(&s->n.put_bytes));
-    add(st, "rpc.", "put_streams", atomic_load_explicit(&s->n.put_streams, memory_order_relaxed));
-    add(st, "", "step_downs", load(&s->n.step_downs));
-    add(st, "", "damaged_reports", load(&s->n.damaged_reports));
-    add(st, "", "generation", (double)cs_store_generation(s->o.store));
+    add(st, "rpc_lookups", "", load(&s->n.lookups));
+    add(st, "rpc_registers", "", load(&s->n.registers));
+    add(st, "rpc_commits", "", load(&s->n.commits));
+    add(st, "rpc_fetches", "", load(&s->n.fetches));
+    add(st, "rpc_fetch_records", "", load(&s->n.fetch_records));
+    add(st, "rpc_fetch_bytes", "", load(&s->n.fetch_bytes));
+    add(st, "rpc_fetch_streams", "", atomic_load_explicit(&s->n.fetch_streams, memory_order_relaxed));
+    add(st, "rpc_puts", "", load(&s->n.puts));
+    add(st, "rpc_put_records", "", load(&s->n.put_records));
+    add(st, "rpc_put_bytes", "", load(&s->n.put_bytes));
+    add(st, "rpc_put_streams", "", atomic_load_explicit(&s->n.put_streams, memory_order_relaxed));
+    add(st, "step_downs", "", load(&s->n.step_downs));
+    add(st, "damaged_reports", "", load(&s->n.damaged_reports));
+    add(st, "generation", "", (double)cs_store_generation(s->o.store));
 }
 
 static vc_status_t stats_reply(const stats_t *st, vc_bytes_t *resp, vc_err_t *err)

@@ -52,12 +52,20 @@ static json_t *stats_json(const vcache_stat_t *stats, uint32_t n)
     return o;
 }
 
-/* A blank line where the group (the part before the dot) changes. */
-static bool same_group(const char *a, const char *b)
+/* "hit_blocks_full" and "hit_bytes_full" belong together, and so do "rpc_puts" and "rpc_fetches". */
+static int group_of(const char *name)
 {
-    size_t n = strcspn(a, "."), m = strcspn(b, ".");
-    bool dotted_a = a[n] == '.', dotted_b = b[m] == '.';
-    return dotted_a == dotted_b && (!dotted_a || (n == m && memcmp(a, b, n) == 0));
+    static const char *const suffixes[] = {"_full", "_compressed"}, *const prefixes[] = {"miss_", "rpc_", "data_"};
+    size_t len = strlen(name);
+    for (int i = 0; i < 2; i++) {
+        size_t n = strlen(suffixes[i]);
+        if (len > n && strcmp(name + len - n, suffixes[i]) == 0)
+            return 1 + i;
+    }
+    for (int i = 0; i < 3; i++)
+        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
+            return 3 + i;
+    return 0;
 }
 
 static vcache_status_t cmd_stats(ctl_t *c)
@@ -71,7 +79,7 @@ static vcache_status_t cmd_stats(ctl_t *c)
         print_json(c, stats_json(stats, n));
     } else if (st == VC_OK) {
         for (uint32_t i = 0; i < n; i++) {
-            if (i > 0 && !same_group(stats[i - 1].name, stats[i].name))
+            if (i > 0 && group_of(stats[i - 1].name) != group_of(stats[i].name))
                 fputc('\n', c->out);
             fprintf(c->out, "%-32s", stats[i].name);
             print_number(c->out, stats[i].value);
