@@ -7,14 +7,6 @@
 #include "compress/codec_int.h"
 #include "vc/mem.h"
 
-static bool all_finite(const uint16_t *x, size_t n)
-{
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; i++)
-        bad |= (x[i] & 0x7c00u) == 0x7c00u;
-    return bad == 0;
-}
-
 /* A compressor fed with infinities or NaN would produce scales and scores that mean nothing: say so, loudly. */
 static vc_status_t check_page(const node_compress_in_t *in, uint32_t block, vc_err_t *err)
 {
@@ -24,8 +16,8 @@ static vc_status_t check_page(const node_compress_in_t *in, uint32_t block, vc_e
         return vc_err_set(err, VC_ERR_INVALID, "compression needs block %u, which is not in the full KV", block);
     for (uint32_t l = 0; l < m->n_layer; l++)
         for (uint32_t h = 0; h < m->n_kv_head; h++)
-            if (!all_finite(node_page_k(page, l, h), (size_t)m->head_dim * NODE_TILE) ||
-                !all_finite(node_page_v(page, l, h), (size_t)m->head_dim * NODE_TILE))
+            if (!node_f16_finite(node_page_k(page, l, h), (size_t)m->head_dim * NODE_TILE) ||
+                !node_f16_finite(node_page_v(page, l, h), (size_t)m->head_dim * NODE_TILE))
                 return vc_err_set(err, VC_ERR_INVALID,
                                   "the KV of block %u, layer %u, head %u holds a number that is not finite", block, l,
                                   h);

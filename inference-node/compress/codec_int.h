@@ -5,6 +5,8 @@
 #ifndef NODE_CODEC_INT_H
 #define NODE_CODEC_INT_H
 
+#include <string.h>
+
 #include "compress/codec.h"
 
 /* ---- spec.c: one table of parameters per method ---- */
@@ -28,6 +30,21 @@ vc_status_t node_params_parse(node_spec_t *spec, const char *method, const char 
 /* Bits that the payload takes per stored K or V number, from the geometry alone. */
 double node_dropper_bits(double keep, uint32_t head_dim);
 double node_kivi_bits(const node_spec_t *spec, uint32_t head_dim);
+
+/* Four f16 numbers at a time: an exponent of all ones, plus one, carries into the sign's place and no further. */
+static inline bool node_f16_finite(const void *x, size_t n)
+{
+    const uint8_t *at = x;
+    uint64_t bad = 0, w = 0;
+    for (; n >= 4; n -= 4, at += 8) {
+        memcpy(&w, at, 8);
+        bad |= (w & 0x7c007c007c007c00ull) + 0x0400040004000400ull;
+    }
+    w = 0;
+    memcpy(&w, at, 2 * n);
+    bad |= (w & 0x7c007c007c007c00ull) + 0x0400040004000400ull;
+    return (bad & 0x8000800080008000ull) == 0;
+}
 
 /* ---- dropper.c: kept bitmap, K rows, V rows ---- */
 

@@ -31,15 +31,6 @@ uint8_t *node_dropper_encode_head(uint8_t *at, node_page_t *page, uint32_t layer
     return at;
 }
 
-/* Infinity or NaN anywhere would spread through every softmax: such a row is never used. */
-static bool rows_finite(const uint8_t *rows, size_t n)
-{
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; i++)
-        bad |= (vc_le16(rows + 2 * i) & 0x7c00u) == 0x7c00u;
-    return bad == 0;
-}
-
 vc_status_t node_dropper_decode(const node_spec_t *spec, const vc_kvrec_head_t *head, uint32_t layer, const void *part,
                                 uint32_t length, node_body_builder_t *builder, vc_err_t *err)
 {
@@ -53,7 +44,7 @@ vc_status_t node_dropper_decode(const node_spec_t *spec, const vc_kvrec_head_t *
         if (rows == NULL)
             return vc_err_set(err, VC_ERR_CORRUPT, "%s block %u layer %u: head %u does not fit into %u bytes",
                               spec->ops->name, head->block_index, layer, h, length);
-        if (!rows_finite(rows, bytes / 2))
+        if (!node_f16_finite(rows, bytes / 2)) /* would spread through every softmax */
             return vc_err_set(err, VC_ERR_CORRUPT, "%s block %u layer %u: head %u holds a number that is not finite",
                               spec->ops->name, head->block_index, layer, h);
     }

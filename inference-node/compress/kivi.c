@@ -15,8 +15,6 @@
 #include "vc/bytes.h"
 #include "vc/mem.h"
 
-#define MAX_GROUP 64u
-
 static const node_param_t kivi_params[] = {
     {"bits", NODE_PARAM_UINT, offsetof(node_spec_t, bits), 0, 0, 4, "2,4,8"},
     {"group", NODE_PARAM_UINT, offsetof(node_spec_t, group), 0, 0, 32, "16,32,64"},
@@ -75,26 +73,54 @@ double node_kivi_bits(const node_spec_t *spec, uint32_t head_dim)
     return 8.0 * (matrix_bytes(&k) + matrix_bytes(&v)) / (2.0 * NODE_TILE * head_dim);
 }
 
-static void encode_matrix(const matrix_t *m, const uint16_t *x, uint8_t *codes)
+void node_kivi_quantise_plain(const uint16_t *x, uint32_t n_groups, uint32_t group, uint32_t bits, uint8_t *codes,
+                              uint8_t *scales, uint8_t *mins)
 {
-    uint8_t *scales = codes + codes_bytes(m), *mins = scales + 2 * n_groups(m);
-    const float levels = node_kivi_levels(m->bits);
-    for (uint32_t g = 0; g < n_groups(m); g++, x += m->group) {
-        float f[MAX_GROUP] = {0}, scale, min;
-        uint8_t code[MAX_GROUP];
-        for (uint32_t i = 0; i < m->group; i++)
+    const float levels = node_kivi_levels(bits);
+    for (uint32_t g = 0; g < n_groups; g++, x += group, codes += group * bits / 8) {
+        float f[NODE_KIVI_GROUP_MAX] = {0}, scale, min;
+        uint8_t code[NODE_KIVI_GROUP_MAX];
+        for (uint32_t i = 0; i < group; i++)
             f[i] = node_f32_from_f16(x[i]);
-        node_kivi_fit(f, m->group, m->bits, &scale, &min);
+        node_kivi_fit(f, group, bits, &scale, &min);
         uint16_t scale16 = node_f16_from_f32(scale), min16 = node_f16_from_f32(min);
         scale = node_f32_from_f16(scale16); /* codes belong to the stored parameters */
         min = node_f32_from_f16(min16);
-        for (uint32_t i = 0; i < m->group; i++)
+        for (uint32_t i = 0; i < group; i++)
             code[i] = node_kivi_code(f[i], scale, min, levels);
-        node_kivi_pack(codes, code, m->group, m->bits);
-        codes += m->group * m->bits / 8;
+        node_kivi_pack(codes, code, group, bits);
         vc_put_le16(scales + 2 * g, scale16);
         vc_put_le16(mins + 2 * g, min16);
     }
+}
+
+node_kivi_quantise_fn node_kivi_quantise(node_ops_level_t level)
+{
+    if (node_ops_get(level) == NULL)
+        return NULL;
+    switch (level) {
+    case NODE_OPS_AVX512: return node_kivi_quantise_avx512;
+    case NODE_OPS_AVX2: return node_kivi_quantise_avx2;
+    case NODE_OPS_SCALAR: break;
+    }
+    return node_kivi_quantise_scalar;
+}
+
+/* Heads narrower than a vector go one number at a time. */
+static node_kivi_quantise_fn best_quantise(uint32_t group)
+{
+    if (group % 16 != 0)
+        return node_kivi_quantise_plain;
+    node_kivi_quantise_fn fn = node_kivi_quantise(NODE_OPS_AVX512);
+    if (fn == NULL)
+        fn = node_kivi_quantise(NODE_OPS_AVX2);
+    return fn ? fn : node_kivi_quantise_plain;
+}
+
+static void encode_matrix(const matrix_t *m, node_kivi_quantise_fn quantise, const uint16_t *x, uint8_t *codes)
+{
+    uint8_t *scales = codes + codes_bytes(m), *mins = scales + 2 * n_groups(m);
+    quantise(x, n_groups(m), m->group, m->bits, codes, scales, mins);
 }
 
 static bool f16_finite(uint16_t h) { return (h & 0x7c00u) != 0x7c00u; }
@@ -152,6 +178,7 @@ static void decode_matrix(const matrix_t *m, const uint8_t *codes, uint16_t *out
 typedef struct kivi_plan {
     const node_spec_t *spec;
     const node_compress_in_t *in;
+    node_kivi_quantise_fn quantise_k, quantise_v; /* chosen once: asking the CPU is slow under a hypervisor */
 } kivi_plan_t;
 
 static vc_status_t kivi_plan(const node_spec_t *spec, const node_compress_in_t *in, void **plan_p, vc_err_t *err)
@@ -162,7 +189,8 @@ static vc_status_t kivi_plan(const node_spec_t *spec, const node_compress_in_t *
     kivi_plan_t *plan = vc_calloc(1, sizeof(*plan));
     if (plan == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "no memory for a compression plan");
-    *plan = (kivi_plan_t){spec, in};
+    *plan =
+        (kivi_plan_t){spec, in, best_quantise(spec->group), best_quantise(v_matrix(spec, in->model->head_dim).group)};
     *plan_p = plan;
     return VC_OK;
 }
@@ -182,9 +210,9 @@ static void kivi_encode(const void *arg, uint32_t block, uint32_t layer, void *p
     const matrix_t k = k_matrix(plan->spec, model->head_dim), v = v_matrix(plan->spec, model->head_dim);
     uint8_t *at = part;
     for (uint32_t h = 0; h < model->n_kv_head; h++) {
-        encode_matrix(&k, node_page_k(page, layer, h), at);
+        encode_matrix(&k, plan->quantise_k, node_page_k(page, layer, h), at);
         at += matrix_bytes(&k);
-        encode_matrix(&v, node_page_v(page, layer, h), at);
+        encode_matrix(&v, plan->quantise_v, node_page_v(page, layer, h), at);
         at += matrix_bytes(&v);
     }
     vc_put_le32(at, 0);

@@ -45,9 +45,10 @@ static uint32_t snapkv_sinks(const node_spec_t *spec)
 
 typedef struct snapkv_plan {
     const node_compress_in_t *in;
-    uint32_t n_heads; /* n_layer * n_kv_head */
-    uint32_t n_new;   /* blocks */
-    uint64_t kept[];  /* [head][block - first_block] */
+    const node_snapkv_ops_t *ops; /* chosen once: asking the CPU is slow under a hypervisor */
+    uint32_t n_heads;             /* n_layer * n_kv_head */
+    uint32_t n_new;               /* blocks */
+    uint64_t kept[];              /* [head][block - first_block] */
 } snapkv_plan_t;
 
 typedef struct page_keys {
@@ -72,8 +73,7 @@ static vc_status_t select_head(const node_spec_t *spec, snapkv_plan_t *plan, uin
     const uint32_t layer = index / m->n_kv_head, head = index % m->n_kv_head, group = m->n_head / m->n_kv_head;
     const uint32_t n_tokens = in->n_blocks * NODE_TILE, first = in->first_block * NODE_TILE;
     const size_t q_row = (size_t)m->n_head * m->head_dim;
-    const node_snapkv_ops_t *ops = node_snapkv_ops_best();
-    page_keys_t page_keys = {ops, in->kv, layer, head, m->head_dim};
+    page_keys_t page_keys = {plan->ops, in->kv, layer, head, m->head_dim};
     node_snapkv_head_t score = {
         .n_tokens = n_tokens,
         .window = in->q_rows,
@@ -86,7 +86,7 @@ static vc_status_t select_head(const node_spec_t *spec, snapkv_plan_t *plan, uin
         .keys = keys_of_page,
         .keys_arg = &page_keys,
     };
-    vc_status_t st = node_snapkv_scores(ops, &score, scores, err);
+    vc_status_t st = node_snapkv_scores(plan->ops, &score, scores, err);
     if (st != VC_OK)
         return vc_err_prefix(err, "snapkv layer %u head %u", layer, head);
     uint32_t edge = VC_MAX(first, n_tokens - in->q_rows); /* first new token inside the window */
@@ -132,6 +132,7 @@ static vc_status_t snapkv_plan(const node_spec_t *spec, const node_compress_in_t
     if (plan == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "no memory for the selection of %u blocks", n_new);
     plan->in = in;
+    plan->ops = node_snapkv_ops_best();
     plan->n_heads = n_heads;
     plan->n_new = n_new;
     vc_status_t st = VC_OK;

@@ -290,6 +290,53 @@ Test(kivi, the_flush_schedule_of_the_method_is_not_a_record_s_business)
     cr_skip_test("a record holds no residual: see the_residual_is_an_exact_window_and_never_in_the_record");
 }
 
+/* ---- the vector versions ---- */
+
+static void same_as_plain(const uint16_t *x, uint32_t group, uint32_t bits, const char *what)
+{
+    enum { N = 64 }; /* groups */
+    uint8_t want[N * 64 + 4 * N], got[N * 64 + 4 * N];
+    const uint32_t n_codes = N * group * bits / 8;
+    memset(want, 0xa5, sizeof(want));
+    node_kivi_quantise_plain(x, N, group, bits, want, want + n_codes, want + n_codes + 2 * N);
+    for (node_ops_level_t level = NODE_OPS_SCALAR; level <= NODE_OPS_AVX512; level++) {
+        node_kivi_quantise_fn fn = node_kivi_quantise(level);
+        if (fn == NULL)
+            continue;
+        memset(got, 0xa5, sizeof(got));
+        fn(x, N, group, bits, got, got + n_codes, got + n_codes + 2 * N);
+        cr_assert(memcmp(want, got, sizeof(want)) == 0, "%s: level %d, %u bits, groups of %u", what, (int)level, bits,
+                  group);
+    }
+}
+
+/* Every f16 pattern that is finite, numbers of one magnitude, both zeros, the largest, the smallest. */
+Test(kivi, every_isa_quantises_to_the_same_bits)
+{
+    static const uint32_t bits[] = {2, 4, 8}, groups[] = {16, 32, 64};
+    static uint16_t x[64 * 64];
+    static const uint16_t hard[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x7bff, 0xfbff, 0x3c00, 0xbc00, 0x03ff, 0x0400};
+    for (int b = 0; b < 3; b++)
+        for (int g = 0; g < 3; g++) {
+            for (uint32_t seed = 0; seed < 16; seed++) {
+                for (uint32_t i = 0; i < 64 * 64; i++) {
+                    x[i] = (uint16_t)((i + seed * 4096u) * 40503u);
+                    x[i] = (x[i] & 0x7c00) == 0x7c00 ? 0x8000 : x[i];
+                }
+                same_as_plain(x, groups[g], bits[b], "every pattern");
+            }
+            for (uint32_t i = 0; i < 64 * 64; i++)
+                x[i] = node_f16_from_f32((float)golden_u(5, i));
+            same_as_plain(x, groups[g], bits[b], "one magnitude");
+            for (uint32_t i = 0; i < 64 * 64; i++)
+                x[i] = golden_u(6, i) < 0 ? 0x8000 : 0x0000;
+            same_as_plain(x, groups[g], bits[b], "zeros");
+            for (uint32_t i = 0; i < 64 * 64; i++)
+                x[i] = hard[(uint32_t)(5.0 + 5.0 * golden_u(7, i))];
+            same_as_plain(x, groups[g], bits[b], "extremes");
+        }
+}
+
 /* ---- the record ---- */
 
 /* The numbers that a body must hold for one page: the reference arithmetic over f16 input with f16 parameters. */
