@@ -25,6 +25,8 @@ vc_status_t node_session_create(const node_session_opts_t *opts, const node_draf
     if (!s)
         return vc_err_set(err, VC_ERR_NOMEM, "session: out of memory");
     s->opt = *opts;
+    if (!drafter_opts->body && opts->draft_length == NODE_DRAFT_AUTO)
+        s->opt.draft_length = 0; /* a draft step on the full KV costs what decoding does */
     s->v = v;
     s->max_draft = drafter_opts->max_draft;
     node_length_init(&s->length, s->max_draft);

@@ -20,7 +20,8 @@ typedef struct node_session_opts {
 } node_session_opts_t;
 void node_session_opts_default(node_session_opts_t *opts);
 
-/* v has been started (or resumed) and stays the caller's. body may be NULL: then the drafter has the full KV. */
+/* v has been started (or resumed) and stays the caller's. The body may be NULL: then the drafter has the full KV, which
+ * serves tests and is never worth drafting from, so an automatic length is 0. */
 vc_status_t node_session_create(const node_session_opts_t *opts, const node_drafter_opts_t *drafter_opts,
                                 node_verifier_t *v, node_session_t **s_p, vc_err_t *err);
 void node_session_destroy(node_session_t *s);

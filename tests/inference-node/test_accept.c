@@ -2,9 +2,11 @@
  * The acceptance rule: the matching prefix plus one token of the verifier, cut where the generation ends, at every
  * position of the draft.
  */
+#include <math.h>
 #include <string.h>
 
 #include "speculate/accept.h"
+#include "speculate/sample.h"
 #include "support/vc_test.h"
 
 enum { END = 99 };
@@ -115,4 +117,40 @@ Test(accept, finishes_have_names)
     cr_assert_str_eq(node_finish_name(NODE_FINISH_STOP), "stop");
     cr_assert_str_eq(node_finish_name(NODE_FINISH_LENGTH), "length");
     cr_assert_str_eq(node_finish_name(NODE_FINISH_CONTEXT), "context");
+}
+
+/* A drafter with other logits and the same noise: what is committed follows the verifier's distribution exactly, and
+ * independent of what was drafted. A recovery that reused the noise of a refused draft would not. */
+Test(accept, committed_tokens_follow_the_verifiers_distribution)
+{
+    enum { N = 6, DRAWS = 100000 };
+    const float verifier[N] = {1.2f, 0.3f, -0.5f, 0.9f, 0, -1.5f}, drafter[N] = {-0.5f, 1.1f, 0.4f, 0.2f, 0, 0.7f};
+    node_sampling_t s;
+    node_sampling_default(&s);
+    s.temperature = 0.8;
+    s.seed = 99;
+    node_sampler_t *v, *d;
+    cr_assert_eq(node_sampler_create(&s, N, &v, NULL), VC_OK);
+    cr_assert_eq(node_sampler_create(&s, N, &d, NULL), VC_OK);
+    uint32_t count[N] = {0}, n_accepted = 0;
+    for (uint64_t pos = 0; pos < DRAWS; pos++) {
+        node_pick_t draft, chosen;
+        cr_assert_eq(node_sampler_pick(d, drafter, pos, &draft, NULL), VC_OK);
+        cr_assert_eq(node_sampler_pick(v, verifier, pos, &chosen, NULL), VC_OK);
+        node_accept_out_t out = accept_all(&draft.token, 1, &chosen.token, 1, 0, 10, 10);
+        cr_assert_eq(out.n_committed, 1);
+        n_accepted += out.n_accepted;
+        count[chosen.token]++;
+    }
+    double sum = 0, x = 0;
+    for (int i = 0; i < N; i++)
+        sum += exp((double)verifier[i] / s.temperature);
+    for (int i = 0; i < N; i++) {
+        double want = DRAWS * exp((double)verifier[i] / s.temperature) / sum;
+        x += (count[i] - want) * (count[i] - want) / want;
+    }
+    cr_assert(x < 20.5, "chi-square %g at 5 degrees of freedom", x); /* the 0.1 % point */
+    cr_assert(n_accepted > DRAWS / 10 && n_accepted < DRAWS * 9 / 10);
+    node_sampler_destroy(v);
+    node_sampler_destroy(d);
 }
