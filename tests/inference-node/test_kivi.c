@@ -124,6 +124,7 @@ typedef struct tally {
 static void check_params(const char *name, const quantised_t *own, const float *scale, const float *min, uint32_t group,
                          bool f16)
 {
+    (void)name; /* the plain runner drops messages */
     for (uint32_t g = 0; g < own->n_rows * (own->n_cols / group); g++) {
         cr_assert(own->min[g] == min[g], "%s: minimum of group %u is %.9g, not %.9g", name, g, own->min[g], min[g]);
         /* one f16 step where float32 rounding lands on the other side of a half */
@@ -294,6 +295,7 @@ Test(kivi, the_flush_schedule_of_the_method_is_not_a_record_s_business)
 
 static void same_as_plain(const uint16_t *x, uint32_t group, uint32_t bits, const char *what)
 {
+    (void)what;      /* the plain runner drops messages */
     enum { N = 64 }; /* groups */
     uint8_t want[N * 64 + 4 * N], got[N * 64 + 4 * N];
     const uint32_t n_codes = N * group * bits / 8;
@@ -343,6 +345,7 @@ Test(kivi, every_isa_quantises_to_the_same_bits)
 static void expect_decoded(const uint16_t *x, const uint16_t *got, uint32_t n_rows, uint32_t n_cols, uint32_t group,
                            uint32_t bits, const char *what)
 {
+    (void)what; /* the plain runner drops messages */
     float *rows = vc_calloc((size_t)n_rows * n_cols, sizeof(float));
     for (uint32_t i = 0; i < n_rows * n_cols; i++)
         rows[i] = node_f32_from_f16(x[i]);
