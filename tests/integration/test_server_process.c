@@ -1,0 +1,327 @@
+/* Proves vericache-server and vericachectl as programs: start, refusals with exit codes, signals, data over a restart.
+ */
+#include <jansson.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "support/proc.h"
+#include "support/tmpdir.h"
+#include "support/vc_test.h"
+#include "vc/kvrec.h"
+#include "vc/mem.h"
+#include "vericache/vericache.h"
+
+#define WAIT_MS 60000
+#define BLOCK_TOKENS 4u
+
+static vt_proc_t *start(const vt_tmpdir_t *dir, const char *extra, char *address, size_t cap)
+{
+    const char *args[] = {
+        "--data-dir", vt_tmpdir_path(dir, "data"), "--listen", "127.0.0.1:0", "--capacity", "256MiB", extra, NULL};
+    char line[400] = "";
+    vt_proc_t *p = vt_proc_start("vericache-server", args, NULL);
+    cr_assert(vt_proc_wait_line(p, "ready listen=", WAIT_MS, line, sizeof(line)), "%s", vt_proc_output(p));
+    const char *at = strstr(line, "listen=") + 7;
+    snprintf(address, cap, "%.*s", (int)strcspn(at, " "), at);
+    return p;
+}
+
+static void expect_refusal(const char *const *args, int code, const char *sentence)
+{
+    char *out = NULL;
+    int rc = vt_proc_run("vericache-server", args, NULL, WAIT_MS, &out);
+    cr_assert_eq(rc, code, "exit code %d: %s", rc, out);
+    cr_assert_not_null(strstr(out, sentence), "%s", out);
+    cr_assert_not_null(strstr(out, "vericache-server: "), "%s", out);
+    vc_free(out);
+}
+
+/* ---- a small client ---- */
+
+typedef struct {
+    vc_keyspace_t ks;
+    vc_digest_t id;
+    uint8_t enc[VC_KEYSPACE_ENC_MAX];
+    size_t enc_len;
+    uint32_t tokens[256 * BLOCK_TOKENS];
+    vc_digest_t hashes[256];
+} space_t;
+
+static void space_init(space_t *s)
+{
+    memset(s, 0, sizeof(*s));
+    s->ks.shape = (vc_kv_shape_t){2, 2, 128, BLOCK_TOKENS, VC_DTYPE_F16};
+    s->ks.layout_version = VC_LAYOUT_VERSION;
+    snprintf(s->ks.rope, sizeof(s->ks.rope), "neox theta=10000 dims=128");
+    cr_assert_eq(vc_keyspace_id(&s->ks, &s->id, NULL), VC_OK);
+    cr_assert_eq(vc_keyspace_encode(&s->ks, s->enc, &s->enc_len, NULL), VC_OK);
+    for (uint32_t i = 0; i < VC_ARRAY_LEN(s->tokens); i++)
+        s->tokens[i] = i * 7 + 1;
+    vc_block_chain(&s->id, s->tokens, VC_ARRAY_LEN(s->tokens), BLOCK_TOKENS, s->hashes);
+}
+
+static int make_record(void *arg, uint32_t fid, uint32_t block, void *buf, size_t cap, size_t *len_p)
+{
+    const space_t *s = arg;
+    vc_kvrec_writer_t w;
+    vc_kvrec_head_t head = {.fidelity = VC_FIDELITY_FULL,
+                            .kind = VC_KVREC_FULL,
+                            .shape = s->ks.shape,
+                            .block_index = block,
+                            .numerics_id = 1,
+                            .keyspace = s->id,
+                            .parent = block > 0 ? s->hashes[block - 1] : s->id};
+    (void)fid;
+    vc_spec_id("full@1", NULL, &head.spec);
+    vc_status_t st = vc_kvrec_write_begin(&w, buf, cap, &head, s->tokens + (size_t)block * BLOCK_TOKENS, NULL);
+    for (uint32_t l = 0; st == VC_OK && l < s->ks.shape.n_layer; l++) {
+        void *part;
+        uint32_t length = (uint32_t)vc_kv_layer_bytes(&s->ks.shape);
+        st = vc_kvrec_write_layer(&w, length, &part, NULL);
+        if (st == VC_OK)
+            memset(part, (int)(block * 3 + l), length);
+    }
+    return st == VC_OK && vc_kvrec_write_end(&w, len_p, NULL) == VC_OK ? 0 : 1;
+}
+
+typedef struct {
+    const space_t *space;
+    uint32_t right, wrong;
+} sink_t;
+
+static int check_record(void *arg, uint32_t block, const void *record, size_t bytes)
+{
+    sink_t *s = arg;
+    uint8_t want[16 << 10];
+    size_t n = 0;
+    bool same = make_record((void *)(uintptr_t)s->space, 0, block, want, sizeof(want), &n) == 0 && n == bytes &&
+                memcmp(want, record, n) == 0;
+    s->right += same;
+    s->wrong += !same;
+    return 0;
+}
+
+static vcache_client_t *connect_to(const char *address, int data_plane)
+{
+    vcache_options_t o;
+    vcache_client_t *c = NULL;
+    vcache_options_default(&o);
+    o.server = address;
+    o.use_data_plane = data_plane;
+    cr_assert_eq(vcache_connect(&o, &c, NULL), VC_OK);
+    return c;
+}
+
+static const vcache_fidelity_t full = {0, "full@1", NULL};
+
+static void fetch_all(const space_t *s, vcache_client_t *c, uint32_t n, vcache_path_t path)
+{
+    vcache_lookup_info_t info;
+    vcache_lease_t *lease = NULL;
+    vcache_error_t err = {0};
+    vcache_fetch_stats_t fs;
+    sink_t sink = {.space = s};
+    vcache_status_t st =
+        vcache_lookup(c, s->enc, s->enc_len, s->tokens, n * BLOCK_TOKENS, &full, 1, &info, &lease, &err);
+    cr_assert_eq(st, VC_OK, "%s", err.msg);
+    cr_assert_eq(info.n_blocks[0], n);
+    st = vcache_fetch(lease, 0, 0, n, check_record, &sink, &fs, &err);
+    cr_assert_eq(st, VC_OK, "%s", err.msg);
+    cr_assert_eq(sink.right, n);
+    cr_assert_eq(fs.path, path);
+    cr_assert_eq(fs.steps_down, 0);
+    vcache_lease_release(lease);
+}
+
+static json_t *ctl_json(const char *address, const char *command)
+{
+    const char *args[] = {command, "--json", "--server", address, NULL};
+    char *out = NULL;
+    cr_assert_eq(vt_proc_run("vericachectl", args, NULL, WAIT_MS, &out), 0, "%s", out);
+    json_t *o = json_loads(out, 0, NULL);
+    cr_assert_not_null(o, "%s", out);
+    vc_free(out);
+    return o;
+}
+
+static double number(const json_t *o, const char *name)
+{
+    cr_assert(json_is_number(json_object_get(o, name)), "no %s", name);
+    return json_number_value(json_object_get(o, name));
+}
+
+/* ---- tests ---- */
+
+Test(server_process, data_outlives_a_restart_and_kill_on_both_paths)
+{
+    vt_tmpdir_t dir;
+    static space_t s;
+    char address[128];
+    vcache_error_t err = {0};
+    vcache_register_stats_t rs;
+    space_init(&s);
+    vt_tmpdir_create(&dir);
+    vt_proc_t *p = start(&dir, NULL, address, sizeof(address));
+    vcache_client_t *c = connect_to(address, 0), *ucx = connect_to(address, 1);
+    vcache_status_t st = vcache_register(c, s.enc, s.enc_len, s.tokens, 0, 20, &full, 1, make_record, &s, &rs, &err);
+    cr_assert_eq(st, VC_OK, "%s", err.msg);
+    cr_assert_eq(rs.path, VCACHE_PATH_GRPC);
+    st = vcache_register(ucx, s.enc, s.enc_len, s.tokens, 0, 40, &full, 1, make_record, &s, &rs, &err);
+    cr_assert_eq(st, VC_OK, "%s", err.msg);
+    cr_assert_eq(rs.path, VCACHE_PATH_UCX);
+    cr_assert_eq(rs.n_stored, 20);
+    fetch_all(&s, c, 40, VCACHE_PATH_GRPC);
+    fetch_all(&s, ucx, 40, VCACHE_PATH_UCX);
+    vcache_disconnect(c);
+    vcache_disconnect(ucx);
+    vt_proc_signal(p, SIGTERM);
+    cr_assert_eq(vt_proc_wait_exit(p, WAIT_MS), 0, "%s", vt_proc_output(p));
+    vt_proc_end(p);
+    p = start(&dir, NULL, address, sizeof(address));
+    c = connect_to(address, 0);
+    fetch_all(&s, c, 40, VCACHE_PATH_GRPC);
+    vt_proc_signal(p, SIGKILL);
+    cr_assert_eq(vt_proc_wait_exit(p, WAIT_MS), 128 + SIGKILL);
+    cr_assert_eq(vcache_health(c, &err), VC_ERR_UNREACHABLE);
+    vcache_disconnect(c);
+    vt_proc_end(p);
+    p = start(&dir, "--data-listen=none", address, sizeof(address));
+    c = connect_to(address, 1); /* wants the data plane, is offered none: no step down */
+    fetch_all(&s, c, 40, VCACHE_PATH_GRPC);
+    vcache_disconnect(c);
+    vt_proc_signal(p, SIGINT);
+    cr_assert_eq(vt_proc_wait_exit(p, WAIT_MS), 0);
+    vt_proc_end(p);
+    vt_tmpdir_remove(&dir);
+}
+
+Test(server_process, reported_hit_rate_is_the_one_that_we_counted)
+{
+    vt_tmpdir_t dir;
+    static space_t s;
+    char address[128];
+    uint32_t hit = 0, asked = 0;
+    space_init(&s);
+    vt_tmpdir_create(&dir);
+    vt_proc_t *p = start(&dir, NULL, address, sizeof(address));
+    vcache_client_t *c = connect_to(address, 0);
+    cr_assert_eq(vcache_register(c, s.enc, s.enc_len, s.tokens, 0, 10, &full, 1, make_record, &s, NULL, NULL), VC_OK);
+    for (uint32_t n = 1; n <= 30; n++) {
+        vcache_lookup_info_t info;
+        cr_assert_eq(vcache_lookup(c, s.enc, s.enc_len, s.tokens, n * BLOCK_TOKENS, &full, 1, &info, NULL, NULL),
+                     VC_OK);
+        hit += info.n_blocks[0];
+        asked += n;
+    }
+    json_t *o = ctl_json(address, "stats");
+    cr_assert_eq(number(o, "hit_blocks_full"), hit);
+    cr_assert_eq(number(o, "lookup_blocks_full"), asked);
+    cr_assert_float_eq(number(o, "hit_rate_blocks_full"), (double)hit / asked, 1e-9);
+    cr_assert_eq(number(o, "hit_tokens_full"), hit * BLOCK_TOKENS);
+    cr_assert_eq(number(o, "rpc_lookups"), 30);
+    json_decref(o);
+    o = ctl_json(address, "prefixes");
+    cr_assert_eq(json_array_size(o), 1);
+    cr_assert_eq(number(json_array_get(o, 0), "blocks"), 10);
+    json_decref(o);
+    o = ctl_json(address, "health");
+    cr_assert_str_eq(json_string_value(json_object_get(o, "status")), "serving");
+    json_decref(o);
+    vcache_disconnect(c);
+    vt_proc_end(p);
+    vt_tmpdir_remove(&dir);
+}
+
+Test(server_process, ports_are_written_to_a_file)
+{
+    vt_tmpdir_t dir;
+    char address[128], flag[400], text[300] = "", listen[100], data[100];
+    unsigned port = 0;
+    vt_tmpdir_create(&dir);
+    snprintf(flag, sizeof(flag), "--port-file=%s", vt_tmpdir_path(&dir, "ports"));
+    vt_proc_t *p = start(&dir, flag, address, sizeof(address));
+    FILE *f = fopen(vt_tmpdir_path(&dir, "ports"), "r");
+    cr_assert_not_null(f);
+    cr_assert_gt(fread(text, 1, sizeof(text) - 1, f), 0);
+    fclose(f);
+    cr_assert_eq(sscanf(text, "%u\nlisten=%99s\ndata=%99s", &port, listen, data), 3, "%s", text);
+    cr_assert_str_eq(listen, address);
+    cr_assert_eq(port, (unsigned)atoi(strrchr(address, ':') + 1));
+    cr_assert_not_null(strstr(data, "127.0.0.1:"));
+    vt_proc_end(p);
+    vt_tmpdir_remove(&dir);
+}
+
+Test(server_process, busy_port_is_named_with_its_exit_code)
+{
+    vt_tmpdir_t dir;
+    char address[128];
+    vt_tmpdir_create(&dir);
+    vt_proc_t *p = start(&dir, NULL, address, sizeof(address));
+    const char *busy[] = {"--data-dir", vt_tmpdir_path(&dir, "other"), "--listen", address, "--capacity", "256MiB",
+                          NULL};
+    char sentence[200];
+    snprintf(sentence, sizeof(sentence), "cannot listen on %s: the port is in use", address);
+    expect_refusal(busy, 69, sentence);
+    /* the same data directory: held by the first one */
+    const char *held[] = {"--data-dir", vt_tmpdir_path(&dir, "data"), "--listen", "127.0.0.1:0", "--capacity", "256MiB",
+                          NULL};
+    expect_refusal(held, 75, "data");
+    vt_proc_end(p);
+    vt_tmpdir_remove(&dir);
+}
+
+Test(server_process, wrong_arguments_are_refused_with_one_sentence)
+{
+    vt_tmpdir_t dir;
+    vt_tmpdir_create(&dir);
+    const char *data = vt_tmpdir_path(&dir, "data");
+    expect_refusal((const char *[]){"--no-such-flag", NULL}, 64, "no-such-flag");
+    expect_refusal((const char *[]){NULL}, 64, "--data-dir is required");
+    expect_refusal((const char *[]){"--data-dir", data, "--capacity", "-3", NULL}, 64, "capacity");
+    expect_refusal((const char *[]){"--data-dir", data, "--workers", "0", NULL}, 64, "workers");
+    expect_refusal((const char *[]){"--data-dir", data, "--io", "magic", NULL}, 64, "io");
+    expect_refusal((const char *[]){"--data-dir", data, "--listen", "7070", NULL}, 64, "HOST:PORT");
+    expect_refusal((const char *[]){"--data-dir", data, "--listen", "0.0.0.0:0", NULL}, 64, "--insecure");
+    expect_refusal((const char *[]){"--data-dir", data, "extra", NULL}, 64, "extra");
+    expect_refusal((const char *[]){"--data-dir", data, "--listen", "127.0.0.1:0", "--data-listen", "0.0.0.0:0", NULL},
+                   77, "trust");
+    expect_refusal((const char *[]){"--data-dir", "/proc/nowhere/data", "--listen", "127.0.0.1:0", NULL}, 69,
+                   "/proc/nowhere");
+    vt_tmpdir_remove(&dir);
+}
+
+Test(server_process, help_version_and_print_config_need_no_data_directory)
+{
+    const char *const flags[] = {"--help", "--version", "--print-config"}, *const words[] = {"--egress-limit", "0.",
+                                                                                             "listen = 127.0.0.1:7070"};
+    for (int i = 0; i < 3; i++) {
+        const char *args[] = {flags[i], NULL};
+        char *out = NULL;
+        cr_assert_eq(vt_proc_run("vericache-server", args, NULL, WAIT_MS, &out), 0);
+        cr_assert_not_null(strstr(out, words[i]), "%s", out);
+        vc_free(out);
+    }
+}
+
+Test(server_process, ctl_reports_errors_with_exit_codes)
+{
+    char *out = NULL, address[64];
+    snprintf(address, sizeof(address), "127.0.0.1:%u", vt_free_port());
+    cr_assert_eq(
+        vt_proc_run("vericachectl", (const char *[]){"health", "--server", address, NULL}, NULL, WAIT_MS, &out), 69);
+    cr_assert_not_null(strstr(out, address), "%s", out);
+    vc_free(out);
+    cr_assert_eq(vt_proc_run("vericachectl", (const char *[]){"dance", NULL}, NULL, WAIT_MS, &out), 64);
+    cr_assert_not_null(strstr(out, "dance"), "%s", out);
+    vc_free(out);
+    cr_assert_eq(vt_proc_run("vericachectl", (const char *[]){NULL}, NULL, WAIT_MS, &out), 64);
+    vc_free(out);
+    char env[96];
+    snprintf(env, sizeof(env), "VERICACHE_SERVER=%s", address);
+    const char *envs[] = {env, "VERICACHE_DATA_DIR=/tmp", NULL}; /* the server's variable is none of its business */
+    cr_assert_eq(vt_proc_run("vericachectl", (const char *[]){"stats", NULL}, envs, WAIT_MS, &out), 69);
+    cr_assert_not_null(strstr(out, address), "%s", out);
+    vc_free(out);
+}
