@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import time
 
@@ -17,7 +18,7 @@ class Programs:
 
 
 class Service:
-    """A long-running process that writes its port to a file once it is ready."""
+    """A long-running process that writes its addresses to a file once it is ready."""
 
     def __init__(self, name, command, workdir, timeout_s=60):
         self.name = name
@@ -27,13 +28,18 @@ class Service:
         with open(self.log, "w") as out:
             self.process = subprocess.Popen(command + ["--port-file", str(self.port_file)], stdout=out,
                                             stderr=subprocess.STDOUT)
-        deadline = time.monotonic() + timeout_s
+        try:
+            self._wait_ready(time.monotonic() + timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait_ready(self, deadline):
         while not self.port_file.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                self.stop()
-                raise RuntimeError(f"{name} did not start:\n{self.log.read_text()}")
+                raise RuntimeError(f"{self.name} did not start:\n{self.log.read_text()}")
             time.sleep(0.02)
-        self.port = int(self.port_file.read_text().split()[0])
+        self.port = int(re.search(r"^listen=\S*:(\d+)$", self.port_file.read_text(), re.MULTILINE).group(1))
 
     def stop(self):
         if self.process.poll() is None:

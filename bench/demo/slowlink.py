@@ -87,9 +87,9 @@ class SlowLink:
             process = subprocess.Popen(self.far(command), stdout=out, stderr=subprocess.STDOUT)
         self.relays.append((process, log))
         for _ in range(500):
-            found = re.search(r"listen=(\S+)", log.read_text())
+            found = re.search(r"listening port=(\d+)", log.read_text())
             if found:
-                return found.group(1)
+                return f"127.0.0.1:{found.group(1)}"
             if process.poll() is not None:
                 break
             time.sleep(0.01)

@@ -76,10 +76,9 @@ static void *fetch_body(void *arg)
 static void start_body(draft_t *d)
 {
     node_remote_t *r = d->r;
-    d->job.r = r;
-    d->drafter_off = r->cache == NULL || !r->has_spec || r->opts->draft_length == 0;
     if (d->drafter_off)
         return;
+    d->job.r = r;
     d->job.started = pthread_create(&d->job.thread, NULL, fetch_body, &d->job) == 0;
     if (!d->job.started) {
         d->drafter_off = true;
@@ -412,6 +411,7 @@ vc_status_t node_remote_run_draft(node_remote_t *r, vc_err_t *err)
     node_engine_kv_dims(r->node->engine, &dims);
     draft_t d = {.r = r, .chunk = CHUNK_FIRST, .run = CHUNK_FIRST};
     d.row_bytes = (uint64_t)dims.n_layer * 2 * dims.n_kv_head * dims.head_dim * 2;
+    d.drafter_off = r->cache == NULL || !r->has_spec || r->opts->draft_length == 0;
     vc_status_t status = split_targets(&d, err);
     if (status == VC_OK)
         status = run_verifiers(&d, err);

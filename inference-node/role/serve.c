@@ -43,7 +43,7 @@ static void fill_table(serve_opts_t *o, vc_opt_t *table)
         {"grace-ms", VC_OPT_U64, &o->grace_ms, "2000", 0, 600000, NULL, "time for running requests at shutdown"},
         {"insecure", VC_OPT_BOOL, &o->insecure, "false", 0, 0, NULL,
          "allow a listen address that is not loopback, without TLS"},
-        {"port-file", VC_OPT_STRING, &o->port_file, NULL, 0, 0, NULL, "write the port here once ready"},
+        {"port-file", VC_OPT_STRING, &o->port_file, NULL, 0, 0, NULL, "write listen=HOST:PORT here once ready"},
         {"log-level", VC_OPT_ENUM, &o->log_level, "info", 0, 0, "error|warn|info|debug", "least important line to log"},
         {0},
     };
@@ -57,13 +57,13 @@ static bool is_loopback(const char *listen)
 }
 
 /* Written aside and renamed, so that a script never reads half a number. */
-static vc_status_t write_port_file(const char *path, int port, vc_err_t *err)
+static vc_status_t write_port_file(const char *path, const char *listen, int port, vc_err_t *err)
 {
     char tmp[4096];
     if (snprintf(tmp, sizeof(tmp), "%s.tmp", path) >= (int)sizeof(tmp))
         return vc_err_set(err, VC_ERR_INVALID, "--port-file is too long");
     FILE *f = fopen(tmp, "w");
-    bool good = f != NULL && fprintf(f, "%d\n", port) > 0;
+    bool good = f != NULL && fprintf(f, "listen=%.*s:%d\n", (int)(strrchr(listen, ':') - listen), listen, port) > 0;
     if (f != NULL && fclose(f) != 0)
         good = false;
     if (!good || rename(tmp, path) != 0)
@@ -88,7 +88,7 @@ static vc_status_t start_and_wait(const serve_opts_t *o, node_verify_service_t *
     if (status != VC_OK)
         return status;
     if (o->port_file != NULL && o->port_file[0] != '\0')
-        status = write_port_file(o->port_file, vc_rpc_server_port(server), err);
+        status = write_port_file(o->port_file, o->listen, vc_rpc_server_port(server), err);
     if (status == VC_OK) {
         int sig = 0;
         vc_log_info("verify", "ready listen=%s port=%d server=%s", o->listen, vc_rpc_server_port(server),

@@ -87,7 +87,7 @@ static vc_status_t make_verifier(solo_t *s, vc_err_t *err)
     vo.max_tokens = (uint32_t)s->opts->max_tokens;
     vo.context = (uint32_t)s->opts->context;
     vo.max_draft = max_draft(s->opts);
-    vo.digest = s->opts->json || s->opts->stats;
+    vo.digest = s->opts->json || s->opts->stats || s->opts->result_file[0] != '\0';
     vc_status_t st = node_verifier_create(&vo, s->prompt, s->n_prompt, &s->verifier, err);
     return st == VC_OK ? node_text_create(s->node->tok, s->opts->stops, s->opts->n_stops, &s->text, err) : st;
 }
