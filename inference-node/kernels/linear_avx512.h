@@ -11,6 +11,9 @@ typedef int32_t __attribute__((may_alias)) pair_t;
 #define DOT(acc, w, x) _mm512_add_epi32(acc, _mm512_madd_epi16(w, x))
 #endif
 
+/* Ends a sum for the compiler: GCC would reorder the integer additions into a tree that needs more registers. */
+#define KEEP(v) __asm__("" : "+v"(v))
+
 #define LINEAR_INLINE static inline __attribute__((always_inline))
 
 LINEAR_INLINE void unpack_group(const uint8_t *group, __m512i c[16], const uint32_t type)
@@ -59,6 +62,8 @@ LINEAR_INLINE void linear_rows(const node_matrix_t *w, uint32_t panel, const nod
             for (int j = 0; j < 16; j += 2) {
                 s0 = DOT(s0, c[j], _mm512_set1_epi32(x[j]));
                 s1 = DOT(s1, c[j + 1], _mm512_set1_epi32(x[j + 1]));
+                KEEP(s0);
+                KEEP(s1);
             }
             v16 t = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(s0, s1)), _mm512_set1_ps(a->scale[i]));
             acc[r] = _mm512_fmadd_ps(d, t, acc[r]);
@@ -70,6 +75,7 @@ LINEAR_INLINE void linear_rows(const node_matrix_t *w, uint32_t panel, const nod
         store_outputs(w, panel, out + (size_t)r * out_stride, acc[r]);
 }
 
+/* A tile of rows and the panels of the call stay in L1 together. */
 LINEAR_INLINE void linear_type(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const node_acts_t *a,
                                uint32_t row, uint32_t n_rows, float *out, size_t out_stride, const uint32_t type)
 {
@@ -83,7 +89,7 @@ LINEAR_INLINE void linear_type(const node_matrix_t *w, uint32_t panel, uint32_t 
     for (; r + 2 <= n_rows; r += 2)
         for (uint32_t p = panel; p < panel_end; p++)
             linear_rows(w, p, a, row + r, out + r * out_stride, out_stride, 2, type);
-    for (; r < n_rows; r++)
+    for (; r + 1 <= n_rows; r += 1)
         for (uint32_t p = panel; p < panel_end; p++)
             linear_rows(w, p, a, row + r, out + r * out_stride, out_stride, 1, type);
 }

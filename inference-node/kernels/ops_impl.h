@@ -190,13 +190,13 @@ INLINE void chains(v16 acc[ATTN_NQ][ATTN_NS], const uint16_t *mat, size_t mat_st
                    size_t coef_stride, uint32_t n, const int nq, const int ns)
 {
     for (uint32_t r = 0; r < n; r++) {
-        v16 c[ATTN_NQ];
-        for (int q = 0; q < nq; q++)
-            c[q] = v16_set1(coef[(size_t)q * coef_stride + r]);
-        for (int s = 0; s < ns; s++) {
-            v16 w = v16_load_f16(mat + r * mat_stride + (size_t)s * 16);
-            for (int q = 0; q < nq; q++)
-                acc[q][s] = v16_fma(w, c[q], acc[q][s]);
+        v16 w[ATTN_NS];
+        for (int s = 0; s < ns; s++)
+            w[s] = v16_load_f16(mat + r * mat_stride + (size_t)s * 16);
+        for (int q = 0; q < nq; q++) {
+            v16 c = v16_set1(coef[(size_t)q * coef_stride + r]);
+            for (int s = 0; s < ns; s++)
+                acc[q][s] = v16_fma(w[s], c, acc[q][s]);
         }
     }
 }
