@@ -55,17 +55,25 @@ static void sync_touched(cs_store_t *s, uint8_t *touched, uint32_t n)
 
 /* ---- step 2: the rows (locked) ---- */
 
-static const cs_entry_t *find_block(cs_store_t *s, const cs_upload_t *upload, uint32_t b)
+static const cs_entry_t *find_in(const cs_store_t *s, uint16_t column, const vc_digest_t *hash)
 {
-    for (uint32_t f = 0; f < upload->n_fid; f++) {
-        uint32_t id = cs_index_find(s->index, upload->columns[f], &upload->hashes[b]);
-        if (id != CS_INDEX_NONE)
-            return cs_index_entry(s->index, id);
-        id = cs_index_find(s->pending, upload->columns[f], &upload->hashes[b]);
-        if (id != CS_INDEX_NONE)
-            return cs_index_entry(s->pending, id);
-    }
-    return NULL;
+    uint32_t id = cs_index_find(s->index, column, hash);
+    if (id != CS_INDEX_NONE)
+        return cs_index_entry(s->index, id);
+    id = cs_index_find(s->pending, column, hash);
+    return id != CS_INDEX_NONE ? cs_index_entry(s->pending, id) : NULL;
+}
+
+/* In any fidelity: a compressed copy joins the registration of its full one. Very many columns are not all searched;
+ * the price is a second line in the list of prefixes. */
+static const cs_entry_t *find_block(const cs_store_t *s, const cs_upload_t *upload, uint32_t b)
+{
+    const cs_entry_t *entry = NULL;
+    for (uint32_t f = 0; f < upload->n_fid && !entry; f++)
+        entry = find_in(s, upload->columns[f], &upload->hashes[b]);
+    for (uint32_t c = 0; c < VC_MIN(s->n_columns, 64u) && !entry; c++)
+        entry = s->columns[c].is_used ? find_in(s, (uint16_t)c, &upload->hashes[b]) : NULL;
+    return entry;
 }
 
 /* The registration that new blocks join: the one whose tip they extend, else a new one. 0 without memory. */

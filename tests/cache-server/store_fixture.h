@@ -189,7 +189,7 @@ static inline uint32_t fx_record(const fx_t *fx, uint32_t seed, uint32_t block, 
     vc_status_t status = vc_kvrec_write_begin(&w, buf, cap, &head, tokens + block * FX_BLOCK_TOKENS, &err);
     for (uint32_t l = 0; status == VC_OK && l < fx->ks.shape.n_layer; l++) {
         void *part;
-        uint32_t length = f == 0 ? (uint32_t)vc_kv_layer_bytes(&fx->ks.shape) : 200 + block % 50;
+        uint32_t length = f == 0 ? (uint32_t)vc_kv_layer_bytes(&fx->ks.shape) : 1700 + block % 50;
         status = vc_kvrec_write_layer(&w, length, &part, &err);
         if (status == VC_OK)
             fx_fill(part, length, ((uint64_t)seed << 32 | block << 12 | f << 11) + l);

@@ -1,0 +1,274 @@
+/* Damage on disk: found, counted, dropped, never served; everything else goes on. */
+#include "support/vc_test.h"
+
+#include "fault.h"
+#include "store_fixture.h"
+
+static cs_store_stats_t stats_of(fx_t *fx)
+{
+    cs_store_stats_t stats;
+    cs_store_get_stats(fx->store, &stats);
+    return stats;
+}
+
+static void open_with(fx_t *fx, uint32_t n_layer)
+{
+    vc_err_t err = {0};
+    fx_init(fx, n_layer);
+    cr_assert_eq(fx_open(fx, CS_IO_AUTO, &err), VC_OK, "%s", err.msg);
+}
+
+/* Every page of the record, and every region of the header, one flip at a time. */
+static void flip_everywhere(uint32_t f)
+{
+    fx_t fx;
+    cs_pin_t pin;
+    cs_lookup_result_t r;
+    open_with(&fx, 3);
+    static const uint32_t in_header[] = {0,  5,   9,   13,  16,  20,  30,  40,  50,  64,
+                                         80, 112, 144, 176, 192, 200, 210, 230, 255, 4095};
+    uint32_t n = 0;
+    cr_assert_eq(fx_register(&fx, 500, 0, 3, FX_BOTH), VC_OK);
+    for (uint32_t seed = 0; seed < 60; seed++) {
+        cr_assert_eq(fx_register(&fx, seed, 0, 3, FX_BOTH), VC_OK);
+        cr_assert_eq(fx_pin(&fx, seed, 1, f, &pin), VC_OK);
+        uint32_t at = seed < 20 ? in_header[seed] : 4096 + (seed - 20) * ((pin.bytes - 4096) / 40);
+        fx_flip_byte(&fx, &pin, at);
+        cs_store_unpin(fx.store, &pin);
+        cr_assert_eq(fx_read(&fx, seed, 1, f), VC_ERR_CORRUPT, "byte %u", at);
+        n++;
+        cr_assert_eq(stats_of(&fx).corrupt_disk, n);
+        cr_assert_eq(fx_read(&fx, seed, 1, f), VC_ERR_NOT_FOUND);
+        cr_assert_eq(fx_lookup(&fx, seed, 3, false, &r), VC_OK);
+        cr_assert_eq(r.n_blocks[f], 1);
+        cr_assert_eq(r.miss[f], CS_MISS_CORRUPT);
+        cr_assert_eq(r.n_blocks[1 - f], 3); /* the other copy is not touched */
+        cr_assert_eq(fx_read(&fx, seed, 0, f), VC_OK);
+        cr_assert_eq(fx_read(&fx, seed, 2, f), VC_OK);
+    }
+    cr_assert_eq(stats_of(&fx).miss_corrupt, 60);
+    cr_assert_eq(fx_readable(&fx, 500, 3, f), 3);
+    cr_assert_eq(fx_register(&fx, 7, 0, 3, FX_BOTH), VC_OK); /* may come back */
+    cr_assert_eq(fx_readable(&fx, 7, 3, f), 3);
+    cr_assert_eq(fx_reopen(&fx), VC_OK); /* the drop is durable */
+    cr_assert_eq(fx_read(&fx, 8, 1, f), VC_ERR_NOT_FOUND);
+    cr_assert_eq(fx_readable(&fx, 7, 3, f), 3);
+    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    fx_fini(&fx);
+}
+
+Test(store_damage, a_flip_in_any_part_of_a_full_record_is_found) { flip_everywhere(0); }
+Test(store_damage, a_flip_in_any_part_of_a_compressed_record_is_found) { flip_everywhere(1); }
+
+Test(store_damage, a_sound_record_in_the_wrong_place_is_not_served)
+{
+    fx_t fx;
+    cs_pin_t a, b;
+    char path[512];
+    open_with(&fx, 3);
+    cr_assert_eq(fx_register(&fx, 1, 0, 2, FX_FULL), VC_OK);
+    cr_assert_eq(fx_pin(&fx, 1, 0, 0, &a), VC_OK);
+    cr_assert_eq(fx_pin(&fx, 1, 1, 0, &b), VC_OK);
+    fx_segment_path(&fx, a.segment, path, sizeof(path));
+    int fd = open(path, O_RDWR);
+    uint8_t *data = malloc(a.bytes);
+    cr_assert_eq(pread(fd, data, a.bytes, (off_t)a.offset), (ssize_t)a.bytes);
+    cr_assert_eq(pwrite(fd, data, a.bytes, (off_t)b.offset), (ssize_t)a.bytes);
+    cr_assert_eq(fsync(fd), 0);
+    close(fd);
+    free(data);
+    cs_store_unpin(fx.store, &a);
+    cs_store_unpin(fx.store, &b);
+    cr_assert_eq(fx_read(&fx, 1, 1, 0), VC_ERR_CORRUPT);
+    cr_assert_eq(fx_read(&fx, 1, 0, 0), VC_OK);
+    fx_fini(&fx);
+}
+
+Test(store_damage, a_leased_record_that_turns_out_damaged_is_not_found_any_more)
+{
+    fx_t fx;
+    cs_pin_t pin;
+    cs_lookup_result_t r;
+    open_with(&fx, 3);
+    cr_assert_eq(fx_register(&fx, 1, 0, 3, FX_FULL), VC_OK);
+    cr_assert_eq(fx_lookup(&fx, 1, 3, true, &r), VC_OK);
+    uint64_t boot = cs_store_boot_id(fx.store);
+    cr_assert_eq(cs_store_pin_leased(fx.store, boot, r.lease_id, &r.token, 0, 1, &pin), VC_OK);
+    fx_flip_byte(&fx, &pin, 5000);
+    cs_buf_t *buf = cs_bufpool_get(fx.pool);
+    cr_assert_eq(fx_read_pin(&fx, &pin, buf), VC_ERR_CORRUPT);
+    cr_assert_eq(fx_read_pin(&fx, &pin, buf), VC_ERR_CORRUPT); /* the pin still reads; counted once */
+    cs_bufpool_put(fx.pool, buf);
+    cs_store_unpin(fx.store, &pin);
+    cr_assert_eq(stats_of(&fx).corrupt_disk, 1);
+    cr_assert_eq(cs_store_pin_leased(fx.store, boot, r.lease_id, &r.token, 0, 1, &pin), VC_ERR_NOT_FOUND);
+    /* Its entry is used again for another object: the lease must not take that one for its own. */
+    cr_assert_eq(fx_register(&fx, 9, 0, 3, FX_FULL), VC_OK);
+    cr_assert_eq(cs_store_pin_leased(fx.store, boot, r.lease_id, &r.token, 0, 1, &pin), VC_ERR_NOT_FOUND);
+    cr_assert_eq(cs_store_pin_leased(fx.store, boot, r.lease_id, &r.token, 0, 2, &pin), VC_OK);
+    cs_store_unpin(fx.store, &pin);
+    cr_assert_eq(cs_store_lease_release(fx.store, boot, r.lease_id, &r.token), VC_OK);
+    cr_assert_eq(stats_of(&fx).pinned_bytes, 0);
+    fx_fini(&fx);
+}
+
+Test(store_damage, a_readers_report_is_checked_against_the_disk)
+{
+    fx_t fx;
+    cs_pin_t pin;
+    open_with(&fx, 3);
+    cr_assert_eq(fx_register(&fx, 1, 0, 2, FX_FULL), VC_OK);
+    cr_assert_eq(fx_pin(&fx, 1, 0, 0, &pin), VC_OK);
+    cs_store_report_corrupt(fx.store, &pin); /* the wire was at fault: the disk is sound */
+    cs_store_tick(fx.store);
+    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    cr_assert_eq(fx_read(&fx, 1, 0, 0), VC_OK);
+    fx_flip_byte(&fx, &pin, 9000);
+    cs_store_report_corrupt(fx.store, &pin);
+    cs_store_unpin(fx.store, &pin);
+    cs_store_tick(fx.store);
+    cr_assert_eq(stats_of(&fx).corrupt_disk, 1);
+    cr_assert_eq(fx_read(&fx, 1, 0, 0), VC_ERR_NOT_FOUND);
+    cr_assert_eq(stats_of(&fx).pinned_bytes, 0);
+    cs_store_count_wire_corrupt(fx.store);
+    cr_assert_eq(stats_of(&fx).corrupt_wire, 1);
+    fx_fini(&fx);
+}
+
+Test(store_damage, a_segment_file_cut_short_loses_only_what_was_behind_the_cut)
+{
+    fx_t fx;
+    cs_pin_t pin;
+    char path[512];
+    open_with(&fx, 3);
+    cr_assert_eq(fx_register(&fx, 1, 0, 10, FX_FULL), VC_OK);
+    cr_assert_eq(fx_pin(&fx, 1, 6, 0, &pin), VC_OK);
+    fx_segment_path(&fx, pin.segment, path, sizeof(path));
+    cs_store_unpin(fx.store, &pin);
+    cr_assert_eq(truncate(path, (off_t)(pin.offset + pin.bytes / 2)), 0);
+    cr_assert_eq(fx_read(&fx, 1, 7, 0), VC_ERR_CORRUPT); /* while running: the read runs into the end */
+    cr_assert_eq(fx_readable(&fx, 1, 6, 0), 6);
+    cr_assert_eq(fx_reopen(&fx), VC_OK);
+    cr_assert_eq(stats_of(&fx).corrupt_disk, 3); /* 6, 8, 9; 7 was dropped before */
+    cr_assert_eq(fx_readable(&fx, 1, 10, 0), 6);
+    cr_assert_eq(fx_register(&fx, 1, 0, 10, FX_FULL), VC_OK);
+    cr_assert_eq(fx_readable(&fx, 1, 10, 0), 10);
+    fx_fini(&fx);
+}
+
+Test(store_damage, a_missing_segment_file_costs_its_objects_only)
+{
+    fx_t fx;
+    cs_pin_t pin;
+    char path[512];
+    open_with(&fx, 3);
+    cr_assert_eq(fx_register(&fx, 1, 0, 5, FX_BOTH), VC_OK);
+    cr_assert_eq(fx_pin(&fx, 1, 0, 0, &pin), VC_OK);
+    fx_segment_path(&fx, pin.segment, path, sizeof(path));
+    cs_store_unpin(fx.store, &pin);
+    fx_close(&fx);
+    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
+    cr_assert_eq(stats_of(&fx).corrupt_disk, 5);
+    cr_assert_eq(fx_readable(&fx, 1, 5, 0), 0);
+    cr_assert_eq(fx_readable(&fx, 1, 5, 1), 5);
+    cr_assert_eq(fx_register(&fx, 1, 0, 5, FX_FULL), VC_OK);
+    cr_assert_eq(fx_readable(&fx, 1, 5, 0), 5);
+    fx_fini(&fx);
+}
+
+Test(store_damage, a_segment_file_without_a_row_is_reused_and_junk_is_no_object)
+{
+    fx_t fx;
+    char path[512];
+    open_with(&fx, 3);
+    cr_assert_eq(fx_register(&fx, 1, 0, 2, FX_FULL), VC_OK);
+    fx_close(&fx);
+    fx_segment_path(&fx, 40, path, sizeof(path)); /* as after a crash between creation and the first commit */
+    int fd = open(path, O_CREAT | O_WRONLY, 0600);
+    cr_assert_eq(ftruncate(fd, 12345), 0);
+    close(fd);
+    cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
+    cr_assert_neq(access(path, F_OK), 0);
+    cr_assert_eq(fx_readable(&fx, 1, 2, 0), 2);
+    fx_fini(&fx);
+}
+
+#ifdef VC_FAULTS
+Test(store_damage, a_read_error_is_no_corruption)
+{
+    fx_t fx;
+    open_with(&fx, 3);
+    cr_assert_eq(fx_register(&fx, 1, 0, 2, FX_FULL), VC_OK);
+    cr_assert_eq(cs_fault_arm("io.read:1:eio"), VC_OK);
+    cr_assert_eq(fx_read(&fx, 1, 0, 0), VC_ERR_IO);
+    cr_assert_eq(fx_read(&fx, 1, 0, 0), VC_OK);
+    cr_assert_eq(cs_fault_arm("io.read:1:flip"), VC_OK);
+    cr_assert_eq(fx_read(&fx, 1, 1, 0), VC_ERR_CORRUPT);
+    cr_assert_eq(stats_of(&fx).corrupt_disk, 1);
+    cs_fault_arm(NULL);
+    fx_fini(&fx);
+}
+
+Test(store_damage, a_failed_write_fails_its_put_and_a_second_try_works)
+{
+    static const char *const faults[] = {"io.write:1:eio", "io.write:1:enospc"};
+    static const vc_status_t want[] = {VC_ERR_IO, VC_ERR_NOSPACE};
+    for (int i = 0; i < 2; i++) {
+        fx_t fx;
+        cs_upload_info_t info;
+        uint8_t missing[8];
+        open_with(&fx, 3);
+        cr_assert_eq(fx_begin(&fx, 1, 0, 2, FX_FULL, &info, missing), VC_OK);
+        cr_assert_eq(cs_fault_arm(faults[i]), VC_OK);
+        cr_assert_eq(fx_put(&fx, &info, 1, 0, 0), want[i]);
+        cr_assert_eq(fx_commit(&fx, &info), VC_ERR_INVALID);
+        cr_assert_eq(fx_put(&fx, &info, 1, 0, 0), VC_OK);
+        cr_assert_eq(fx_put(&fx, &info, 1, 1, 0), VC_OK);
+        cr_assert_eq(fx_commit(&fx, &info), VC_OK);
+        cr_assert_eq(fx_readable(&fx, 1, 2, 0), 2);
+        cs_fault_arm(NULL);
+        fx_fini(&fx);
+    }
+}
+
+Test(store_damage, a_failed_sync_fails_the_commit_and_nothing_becomes_visible)
+{
+    fx_t fx;
+    open_with(&fx, 3);
+    cr_assert_eq(fx_register(&fx, 1, 0, 2, FX_FULL), VC_OK);
+    cr_assert_eq(cs_fault_arm("commit.sync:1:eio"), VC_OK);
+    cr_assert_eq(fx_register(&fx, 2, 0, 2, FX_FULL), VC_ERR_IO);
+    cr_assert_eq(fx_readable(&fx, 2, 2, 0), 0);
+    cr_assert_eq(fx_register(&fx, 2, 0, 2, FX_FULL), VC_OK); /* into another segment */
+    cr_assert_eq(fx_readable(&fx, 1, 2, 0), 2);
+    cr_assert_eq(fx_reopen(&fx), VC_OK);
+    cr_assert_eq(fx_readable(&fx, 2, 2, 0), 2);
+    cs_fault_arm(NULL);
+    fx_fini(&fx);
+}
+
+Test(store_damage, a_failed_catalog_write_stops_writes_until_the_catalog_was_reopened)
+{
+    fx_t fx;
+    open_with(&fx, 3);
+    cr_assert_eq(fx_register(&fx, 1, 0, 2, FX_FULL), VC_OK);
+    cr_assert_eq(cs_fault_arm("catalog.write:1:eio"), VC_OK);
+    cr_assert_eq(fx_register(&fx, 2, 0, 2, FX_FULL), VC_ERR_IO);
+    cs_fault_arm(NULL);
+    cr_assert_eq(fx_readable(&fx, 1, 2, 0), 2); /* reads go on */
+    cr_assert_eq(fx_readable(&fx, 2, 2, 0), 0);
+    /* The tick makes the commit thread look again; it reopens the catalog, and writes go on without a restart. */
+    vc_status_t status = VC_ERR_IO;
+    for (int i = 0; i < 100000 && status == VC_ERR_IO; i++) {
+        cs_store_tick(fx.store);
+        status = fx_register(&fx, 3, 0, 2, FX_FULL);
+    }
+    cr_assert_eq(status, VC_OK);
+    cr_assert_eq(fx_register(&fx, 2, 0, 2, FX_FULL), VC_OK);
+    cr_assert_eq(fx_reopen(&fx), VC_OK);
+    for (uint32_t seed = 1; seed <= 3; seed++)
+        cr_assert_eq(fx_readable(&fx, seed, 2, 0), 2);
+    fx_fini(&fx);
+}
+#endif
