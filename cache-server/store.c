@@ -512,7 +512,8 @@ vc_status_t cs_store_list_prefixes(cs_store_t *s, bool by_bytes, uint32_t limit,
         return VC_ERR_NOMEM;
     qsort(all, n, sizeof(*all), by_bytes ? by_size : by_hits);
     n = VC_MIN(n, limit);
-    memcpy(out, all, n * sizeof(*out));
+    if (n > 0)
+        memcpy(out, all, n * sizeof(*out));
     vc_free(all);
     *n_p = n;
     return VC_OK;

@@ -247,9 +247,11 @@ void cs_drops_stage(cs_store_t *s, uint32_t *n_drops_p, uint32_t *n_dead_p)
 /* Later ones may have been queued meanwhile, behind those that were staged. */
 void cs_drops_forget(cs_store_t *s, uint32_t n_drops, uint32_t n_dead)
 {
-    memmove(s->drops, s->drops + n_drops, (s->n_drops - n_drops) * sizeof(*s->drops));
+    if (n_drops > 0)
+        memmove(s->drops, s->drops + n_drops, (s->n_drops - n_drops) * sizeof(*s->drops));
     s->n_drops -= n_drops;
-    memmove(s->dead_prefixes, s->dead_prefixes + n_dead, (s->n_dead_prefixes - n_dead) * sizeof(*s->dead_prefixes));
+    if (n_dead > 0)
+        memmove(s->dead_prefixes, s->dead_prefixes + n_dead, (s->n_dead_prefixes - n_dead) * sizeof(*s->dead_prefixes));
     s->n_dead_prefixes -= n_dead;
 }
 
