@@ -63,7 +63,8 @@ static vc_status_t write_port_file(const char *path, const char *listen, int por
     if (snprintf(tmp, sizeof(tmp), "%s.tmp", path) >= (int)sizeof(tmp))
         return vc_err_set(err, VC_ERR_INVALID, "--port-file is too long");
     FILE *f = fopen(tmp, "w");
-    bool good = f != NULL && fprintf(f, "listen=%.*s:%d\n", (int)(strrchr(listen, ':') - listen), listen, port) > 0;
+    bool good =
+        f != NULL && fprintf(f, "%d\nlisten=%.*s:%d\n", port, (int)(strrchr(listen, ':') - listen), listen, port) > 0;
     if (f != NULL && fclose(f) != 0)
         good = false;
     if (!good || rename(tmp, path) != 0)

@@ -18,7 +18,7 @@ static unsigned read_port(remote_cluster_t *c, const char *file)
 {
     uint8_t *text = vt_file_read(vt_tmpdir_path(&c->dir, file), NULL);
     unsigned port = 0;
-    if (sscanf((const char *)text, "listen=127.0.0.1:%u", &port) != 1 || port == 0)
+    if (sscanf((const char *)text, "%u", &port) != 1 || port == 0)
         vt_die("%s holds no port", file);
     vc_free(text);
     return port;
