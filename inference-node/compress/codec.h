@@ -33,8 +33,8 @@ typedef struct node_compress_in {
     uint32_t first_block;   /* new blocks are [first_block, n_blocks) */
     uint32_t n_blocks;
     const float
-        *q_window; /* [n_layer][window rows][n_head][head_dim], rows = the last q_rows tokens; NULL when not needed */
-    uint32_t q_rows;
+        *q_window;   /* [n_layer][window rows][n_head][head_dim], rows = the last q_rows tokens; NULL when not needed */
+    uint32_t q_rows; /* min(spec.window, n_blocks * NODE_TILE): another length is INVALID */
 } node_compress_in_t;
 
 struct node_body_builder;
