@@ -149,8 +149,8 @@ void dp_fetch_advance(dp_op_t *op)
         DP_COUNT(op->dp, records_sent, 1);
         DP_COUNT(op->dp, bytes_sent, op->bytes);
     }
-    if (op->stage == DP_SENDING && op->status != VC_OK)
-        peer->doomed = true;
+    if (op->stage == DP_SENDING && op->status != VC_OK && op->status != VC_ERR_CANCELLED)
+        peer->doomed = true; /* cancelled: the peer declined this record, or its close by us is under way */
     fetch->in_flight--;
     dp_op_free(op);
     op->dp->dirty = true;

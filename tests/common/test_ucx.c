@@ -317,6 +317,55 @@ Test(ucx, a_busy_port_and_a_foreign_address_are_refused_with_a_sentence)
     cr_assert(strstr(err.msg, "203.0.113.9") != NULL);
 }
 
+/* Ports in LISTEN state of this machine's IPv4 sockets that lie in [low, high]. */
+static int count_listening(unsigned low, unsigned high)
+{
+    FILE *f = fopen("/proc/net/tcp", "r");
+    char line[512];
+    int n = 0;
+    cr_assert(f != NULL);
+    while (fgets(line, sizeof(line), f) != NULL) {
+        unsigned port, state;
+        if (sscanf(line, " %*d: %*x:%x %*x:%*x %x", &port, &state) == 2 && state == 0x0a)
+            n += port >= low && port <= high;
+    }
+    fclose(f);
+    return n;
+}
+
+Test(ucx, the_port_range_holds_the_sockets_behind_the_listener)
+{
+    vc_err_t err = {0};
+    vc_ucx_t *ucx = NULL;
+    vc_ucx_opts_t opts = {.address = "127.0.0.1:0", .listen = true, .ports = "25300-25330", .rndv_threshold = 1 << 19};
+    int before = count_listening(25300, 25330);
+    cr_assert(vc_ucx_open(&opts, &ucx, &err) == VC_OK, "%s", err.msg);
+    cr_assert(count_listening(25300, 25330) == before + 1);
+    vc_ucx_close(ucx);
+    static const char *const bad[] = {"", "nonsense", "5-4", "0-9", "-5", "5-", "1-70000", "1-2-3"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        opts.ports = bad[i];
+        cr_assert(vc_ucx_open(&opts, &ucx, &err) == VC_ERR_INVALID, "%s", bad[i]);
+        cr_assert(strstr(err.msg, "port range") != NULL);
+    }
+}
+
+Test(ucx, a_port_can_be_taken_again_right_after_its_server_ended)
+{
+    side_t server, client;
+    char address[64];
+    open_side(&server, "127.0.0.1:0", true);
+    snprintf(address, sizeof(address), "%s", vc_ucx_listen_address(server.ucx));
+    open_side(&client, address, false);
+    vc_ucx_op_t op;
+    send_one(&client, "hello", NULL, 0, &op);
+    until(&server, &client, &server.n_msgs, 1);
+    close_side(&server); /* this side closes first, so its sockets stay in TIME_WAIT */
+    open_side(&server, address, true);
+    close_side(&client);
+    close_side(&server);
+}
+
 Test(ucx, loopback_addresses_are_known)
 {
     cr_assert(vc_ucx_address_is_loopback("127.0.0.1:1"));

@@ -1,0 +1,345 @@
+/* The data plane between a server and a client of the library: records go both ways whole, and every way a transfer can
+ * end gives buffers and pins back. Misbehaving peers are in test_dataplane_abuse.c. */
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include "cache-server/dataplane_fixture.h"
+
+static void fetch_all(const vc_kv_shape_t *shape, uint32_t n_blocks)
+{
+    world_t w;
+    catcher_t c;
+    vc_err_t err = {0};
+    vc_data_stats_t stats;
+    world_open(&w, shape, n_blocks);
+    world_start_server(&w);
+    world_fill(&w);
+    vc_data_lease_t lease = world_lease(&w);
+    vc_data_t *data = world_connect(&w);
+    catcher_init(&c, &w);
+    vc_status_t st = vc_data_fetch(data, &lease, 0, 0, n_blocks, catch_record, &c, 0, &stats, &err);
+    cr_assert(st == VC_OK, "%s", err.msg);
+    cr_assert(c.n_good == n_blocks && c.n_bad == 0);
+    cr_assert(stats.records == n_blocks && stats.bytes == n_blocks * w.record_bytes && stats.wire_corrupt == 0);
+    if (n_blocks > 2) { /* a part of the range, over the same connection */
+        st = vc_data_fetch(data, &lease, 0, 1, n_blocks - 2, catch_record, &c, 0, &stats, &err);
+        cr_assert(st == VC_OK, "%s", err.msg);
+        cr_assert(c.n_good == 2 * n_blocks - 2);
+    }
+    cs_dataplane_stats_t s = world_stats(&w);
+    cr_assert(s.peers_total == 1 && s.bad_frames == 0 && s.unauthenticated == 0);
+    cr_assert(s.records_sent == c.n_good && s.bytes_sent == c.n_good * w.record_bytes);
+    vc_data_close(data);
+    WORLD_WAIT_EXACTLY(&w, peers_open, 0);
+    vc_free(c.want);
+    world_close(&w);
+}
+
+Test(dataplane, fetches_real_records_by_rendezvous) { fetch_all(&world_real_shape, 20); }
+Test(dataplane, fetches_many_small_records) { fetch_all(&world_small_shape, 300); }
+Test(dataplane, fetches_a_single_record) { fetch_all(&world_small_shape, 1); }
+
+static void put_all(const vc_kv_shape_t *shape, uint32_t n_blocks)
+{
+    world_t w;
+    catcher_t c;
+    vc_err_t err = {0};
+    vc_data_stats_t stats;
+    world_open(&w, shape, n_blocks);
+    world_start_server(&w);
+    vc_data_t *data = world_connect(&w);
+    cs_upload_info_t up = world_begin(&w);
+    feeder_t f = {&w, 0, n_blocks};
+    vc_status_t st = vc_data_put(data, up.upload_id, up.token.b, feed_record, &f, 0, &stats, &err);
+    cr_assert(st == VC_OK, "%s", err.msg);
+    cr_assert(stats.records == n_blocks && stats.bytes == n_blocks * w.record_bytes);
+    cr_assert(world_commit(&w, &up) == VC_OK);
+    vc_data_lease_t lease = world_lease(&w);
+    catcher_init(&c, &w);
+    st = vc_data_fetch(data, &lease, 0, 0, n_blocks, catch_record, &c, 0, NULL, &err);
+    cr_assert(st == VC_OK, "%s", err.msg);
+    cr_assert(c.n_good == n_blocks);
+    cr_assert(world_stats(&w).puts == n_blocks);
+    vc_data_close(data);
+    vc_free(c.want);
+    world_close(&w);
+}
+
+Test(dataplane, puts_real_records_and_reads_them_back) { put_all(&world_real_shape, 20); }
+Test(dataplane, puts_small_records_and_reads_them_back) { put_all(&world_small_shape, 100); }
+
+Test(dataplane, a_wrong_token_gets_no_bytes_and_the_next_call_connects_again)
+{
+    world_t w;
+    catcher_t c;
+    vc_err_t err = {0};
+    world_open(&w, &world_small_shape, 4);
+    world_start_server(&w);
+    world_fill(&w);
+    vc_data_lease_t lease = world_lease(&w), wrong = lease;
+    wrong.token[15] ^= 1;
+    vc_data_t *data = world_connect(&w);
+    catcher_init(&c, &w);
+    cr_assert(vc_data_fetch(data, &wrong, 0, 0, 4, catch_record, &c, 0, NULL, &err) == VC_ERR_PERM);
+    cr_assert(strstr(err.msg, "token is wrong") != NULL, "%s", err.msg);
+    cr_assert(c.n_good + c.n_bad == 0);
+    cr_assert(world_stats(&w).unauthenticated == 1 && world_stats(&w).records_sent == 0);
+    cr_assert(vc_data_fetch(data, &lease, 0, 0, 4, catch_record, &c, 0, NULL, &err) == VC_OK, "%s", err.msg);
+    cr_assert(c.n_good == 4);
+    vc_data_close(data);
+    vc_free(c.want);
+    world_close(&w);
+}
+
+Test(dataplane, a_put_with_a_wrong_token_is_refused_by_name)
+{
+    world_t w;
+    vc_err_t err = {0};
+    world_open(&w, &world_small_shape, 4);
+    world_start_server(&w);
+    vc_data_t *data = world_connect(&w);
+    cs_upload_info_t up = world_begin(&w);
+    cs_token_t wrong = up.token;
+    wrong.b[0] ^= 0x80;
+    feeder_t f = {&w, 0, 4};
+    cr_assert(vc_data_put(data, up.upload_id, wrong.b, feed_record, &f, 0, NULL, &err) == VC_ERR_PERM);
+    cr_assert(strstr(err.msg, "token is wrong") != NULL, "%s", err.msg);
+    f = (feeder_t){&w, 0, 4};
+    cr_assert(vc_data_put(data, up.upload_id, up.token.b, feed_record, &f, 0, NULL, &err) == VC_OK, "%s", err.msg);
+    cr_assert(world_commit(&w, &up) == VC_OK);
+    vc_data_close(data);
+    world_close(&w);
+}
+
+Test(dataplane, stale_leases_and_blocks_beyond_the_lease_are_answered)
+{
+    world_t w;
+    catcher_t c;
+    vc_err_t err = {0};
+    world_open(&w, &world_small_shape, 4);
+    world_start_server(&w);
+    world_fill(&w);
+    vc_data_lease_t lease = world_lease(&w), old = lease;
+    old.boot_id ^= 1;
+    vc_data_t *data = world_connect(&w);
+    catcher_init(&c, &w);
+    cr_assert(vc_data_fetch(data, &old, 0, 0, 4, catch_record, &c, 0, NULL, &err) == VC_ERR_STALE);
+    cr_assert(world_stats(&w).stale == 1);
+    cr_assert(vc_data_fetch(data, &lease, 0, 2, 4, catch_record, &c, 0, NULL, &err) == VC_ERR_RANGE);
+    cr_assert(vc_data_fetch(data, &lease, 0, 0, 4, catch_record, &c, 0, NULL, &err) == VC_OK, "%s", err.msg);
+    cs_token_t token;
+    memcpy(token.b, lease.token, sizeof(token.b));
+    cr_assert(cs_store_lease_release(w.store, lease.boot_id, lease.lease_id, &token) == VC_OK);
+    cr_assert(vc_data_fetch(data, &lease, 0, 0, 4, catch_record, &c, 0, NULL, &err) == VC_ERR_STALE);
+    cr_assert(world_stats(&w).peers_total == 1, "an answer does not cost the connection");
+    vc_data_close(data);
+    vc_free(c.want);
+    world_close(&w);
+}
+
+Test(dataplane, a_receiver_may_end_a_fetch_and_use_the_connection_again)
+{
+    world_t w;
+    catcher_t c;
+    vc_err_t err = {0};
+    world_open(&w, &world_real_shape, 16);
+    world_start_server(&w);
+    world_fill(&w);
+    vc_data_lease_t lease = world_lease(&w);
+    vc_data_t *data = world_connect(&w);
+    catcher_init(&c, &w);
+    c.stop_after = 3;
+    cr_assert(vc_data_fetch(data, &lease, 0, 0, 16, catch_record, &c, 0, NULL, &err) == VC_ERR_CANCELLED);
+    cr_assert(c.n_good == 3);
+    c.stop_after = c.n_good = 0;
+    cr_assert(vc_data_fetch(data, &lease, 0, 0, 16, catch_record, &c, 0, NULL, &err) == VC_OK, "%s", err.msg);
+    cr_assert(c.n_good == 16);
+    cr_assert(world_stats(&w).peers_total == 1);
+    vc_data_close(data);
+    vc_free(c.want);
+    world_close(&w);
+}
+
+typedef struct flip {
+    _Atomic int n_seen;
+    int hit;
+    size_t offset;
+} flip_t;
+
+static void flip_byte(void *arg, uint8_t *record, uint32_t bytes)
+{
+    flip_t *f = arg;
+    if (atomic_fetch_add(&f->n_seen, 1) == f->hit)
+        record[f->offset % bytes] ^= 0x10;
+}
+
+Test(dataplane, a_byte_flipped_on_the_wire_is_found_counted_and_not_used)
+{
+    static const size_t offsets[] = {0, 100, 4095, 5000, 1000000, 1478655}; /* header, layer parts, last byte */
+    world_t w;
+    vc_err_t err = {0};
+    flip_t flip = {0};
+    world_open(&w, &world_real_shape, 4);
+    w.opts.fault = flip_byte;
+    w.opts.fault_arg = &flip;
+    world_start_server(&w);
+    world_fill(&w);
+    vc_data_lease_t lease = world_lease(&w);
+    vc_data_t *data = world_connect(&w);
+    for (uint32_t i = 0; i < VC_ARRAY_LEN(offsets); i++) {
+        catcher_t c;
+        vc_data_stats_t stats;
+        catcher_init(&c, &w);
+        flip.n_seen = 0;
+        flip.hit = 2;
+        flip.offset = offsets[i];
+        vc_status_t st = vc_data_fetch(data, &lease, 0, 0, 4, catch_record, &c, 0, &stats, &err);
+        cr_assert(st == VC_OK, "%s", err.msg);
+        cr_assert(c.n_good == 3 && c.n_bad == 1 && c.last_bad == VC_ERR_CORRUPT, "offset %zu", offsets[i]);
+        cr_assert(stats.wire_corrupt == 1);
+        WORLD_WAIT_EXACTLY(&w, wire_corrupt, i + 1);
+        vc_free(c.want);
+    }
+    cs_store_stats_t s;
+    cs_store_get_stats(w.store, &s);
+    cr_assert(s.corrupt_wire == VC_ARRAY_LEN(offsets) && s.corrupt_disk == 0);
+    catcher_t c; /* the record on disk is whole, so it is still served */
+    catcher_init(&c, &w);
+    cr_assert(vc_data_fetch(data, &lease, 0, 0, 4, catch_record, &c, 0, NULL, &err) == VC_OK, "%s", err.msg);
+    cr_assert(c.n_good == 4);
+    vc_free(c.want);
+    vc_data_close(data);
+    world_close(&w);
+}
+
+static int feed_damaged(void *arg, void *buf, size_t cap, size_t *len_p)
+{
+    int rc = feed_record(arg, buf, cap, len_p);
+    if (*len_p > 0)
+        ((uint8_t *)buf)[*len_p / 2] ^= 1;
+    return rc;
+}
+
+Test(dataplane, a_damaged_put_is_refused_and_counted)
+{
+    world_t w;
+    vc_err_t err = {0};
+    world_open(&w, &world_real_shape, 2);
+    world_start_server(&w);
+    vc_data_t *data = world_connect(&w);
+    cs_upload_info_t up = world_begin(&w);
+    feeder_t f = {&w, 0, 2};
+    cr_assert(vc_data_put(data, up.upload_id, up.token.b, feed_damaged, &f, 0, NULL, &err) == VC_ERR_CORRUPT);
+    cr_assert(world_stats(&w).wire_corrupt >= 1 && world_stats(&w).puts == 0);
+    cr_assert(world_commit(&w, &up) != VC_OK);
+    f = (feeder_t){&w, 0, 2};
+    cr_assert(vc_data_put(data, up.upload_id, up.token.b, feed_record, &f, 0, NULL, &err) == VC_OK, "%s", err.msg);
+    cr_assert(world_commit(&w, &up) == VC_OK);
+    vc_data_close(data);
+    world_close(&w);
+}
+
+static int source_gives_up(void *arg, void *buf, size_t cap, size_t *len_p)
+{
+    feeder_t *f = arg;
+    if (f->next == 2)
+        return 1;
+    return feed_record(arg, buf, cap, len_p);
+}
+
+static int source_too_large(void *arg, void *buf, size_t cap, size_t *len_p)
+{
+    (void)arg;
+    (void)buf;
+    *len_p = cap + 4096;
+    return 0;
+}
+
+Test(dataplane, a_source_may_end_a_put)
+{
+    world_t w;
+    vc_err_t err = {0};
+    world_open(&w, &world_small_shape, 4);
+    world_start_server(&w);
+    vc_data_t *data = world_connect(&w);
+    cs_upload_info_t up = world_begin(&w);
+    feeder_t f = {&w, 0, 4};
+    cr_assert(vc_data_put(data, up.upload_id, up.token.b, source_gives_up, &f, 0, NULL, &err) == VC_ERR_CANCELLED);
+    cr_assert(vc_data_put(data, up.upload_id, up.token.b, source_too_large, &f, 0, NULL, &err) == VC_ERR_INVALID);
+    f = (feeder_t){&w, 2, 4};
+    cr_assert(vc_data_put(data, up.upload_id, up.token.b, feed_record, &f, 0, NULL, &err) == VC_OK, "%s", err.msg);
+    cr_assert(world_commit(&w, &up) == VC_OK);
+    vc_data_close(data);
+    world_close(&w);
+}
+
+Test(dataplane, waits_for_buffers_that_others_hold)
+{
+    world_t w;
+    catcher_t c;
+    vc_err_t err = {0};
+    cs_buf_t *held[13];
+    int n = 0;
+    world_open(&w, &world_small_shape, 64);
+    world_start_server(&w);
+    world_fill(&w);
+    vc_data_lease_t lease = world_lease(&w);
+    while ((held[n] = cs_bufpool_get(w.pool)) != NULL)
+        n++;
+    cr_assert(n == 12);
+    cs_bufpool_put(w.pool, held[--n]); /* one is left for everything */
+    vc_data_t *data = world_connect(&w);
+    catcher_init(&c, &w);
+    cr_assert(vc_data_fetch(data, &lease, 0, 0, 64, catch_record, &c, 0, NULL, &err) == VC_OK, "%s", err.msg);
+    cr_assert(c.n_good == 64);
+    while (n > 0)
+        cs_bufpool_put(w.pool, held[--n]);
+    vc_data_close(data);
+    vc_free(c.want);
+    world_close(&w);
+}
+
+Test(dataplane, a_server_that_stops_is_unreachable_and_found_again_after_its_restart)
+{
+    world_t w;
+    catcher_t c;
+    vc_err_t err = {0};
+    char address[128];
+    world_open(&w, &world_small_shape, 8);
+    world_start_server(&w);
+    world_fill(&w);
+    snprintf(address, sizeof(address), "%s", cs_dataplane_address(w.dp));
+    vc_data_lease_t old = world_lease(&w);
+    vc_data_t *data = world_connect(&w);
+    catcher_init(&c, &w);
+    cr_assert(vc_data_fetch(data, &old, 0, 0, 8, catch_record, &c, 0, NULL, &err) == VC_OK, "%s", err.msg);
+    world_stop_server(&w);
+    cr_assert(vc_data_fetch(data, &old, 0, 0, 8, catch_record, &c, 0, NULL, &err) == VC_ERR_UNREACHABLE, "%s", err.msg);
+    w.opts.listen = address;
+    world_start_server(&w);
+    cr_assert(vc_data_fetch(data, &old, 0, 0, 8, catch_record, &c, 0, NULL, &err) == VC_ERR_STALE, "%s", err.msg);
+    vc_data_lease_t lease = world_lease(&w);
+    c.n_good = 0;
+    cr_assert(vc_data_fetch(data, &lease, 0, 0, 8, catch_record, &c, 0, NULL, &err) == VC_OK, "%s", err.msg);
+    cr_assert(c.n_good == 8);
+    vc_data_close(data);
+    vc_free(c.want);
+    world_close(&w);
+}
+
+Test(dataplane, an_address_that_is_not_loopback_needs_trust)
+{
+    world_t w;
+    vc_err_t err = {0};
+    cs_dataplane_t *dp = NULL;
+    world_open(&w, &world_small_shape, 1);
+    world_start_server(&w);
+    cs_dataplane_opts_t opts = w.opts;
+    opts.listen = "0.0.0.0:0";
+    cr_assert(cs_dataplane_start(&opts, &dp, &err) == VC_ERR_PERM);
+    cr_assert(strstr(err.msg, "--trust-data-network") != NULL);
+    opts.listen = cs_dataplane_address(w.dp); /* in use */
+    cr_assert(cs_dataplane_start(&opts, &dp, &err) == VC_ERR_UNREACHABLE);
+    cr_assert(strstr(err.msg, opts.listen) != NULL);
+    world_close(&w);
+}
