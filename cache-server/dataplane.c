@@ -114,6 +114,8 @@ static void wakeup_free(dp_wakeup_t *wakeup)
 static void resume(void *arg)
 {
     dp_wakeup_t *wakeup = arg;
+    pthread_mutex_lock(&wakeup->lock); /* whoever posted this may still be inside */
+    pthread_mutex_unlock(&wakeup->lock);
     if (wakeup->dp != NULL) { /* only this thread clears it */
         wakeup->dp->wakeup = NULL;
         wakeup->dp->dirty = true;

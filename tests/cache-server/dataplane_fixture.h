@@ -9,8 +9,8 @@
 #include <sched.h>
 #include <string.h>
 
-#include "cache-server/dataplane.h"
-#include "common/client/data.h"
+#include "client/data.h"
+#include "dataplane.h"
 #include "support/tmpdir.h"
 #include "support/vc_test.h"
 #include "vc/mem.h"
@@ -32,6 +32,7 @@ typedef struct world {
     cs_fidelity_t fid;
     vc_spec_id_t spec;
     cs_dataplane_opts_t opts;
+    uint64_t pinned_by_leases; /* and uploads, with the newest of them */
 } world_t;
 
 static const vc_kv_shape_t world_real_shape = {30, 3, 64, 64, VC_DTYPE_F16}; /* SmolLM2-135M: 1,478,656 B */
@@ -66,8 +67,8 @@ static inline void world_start_server(world_t *w)
     cs_store_opts_t so;
     cs_store_opts_default(&so);
     so.data_dir = w->dir.path;
-    so.capacity_bytes = 1u << 30;
-    so.ballast_bytes = 0;
+    so.capacity_bytes = 512u << 20;
+    so.ballast_bytes = 16u << 20;
     so.rocksdb_sync = false;
     so.workers = w->workers;
     so.pool = w->pool;
@@ -115,7 +116,7 @@ static inline void world_assert_idle(const world_t *w)
     WORLD_WAIT_EXACTLY(w, pins_held, 0);
     cs_store_stats_t s;
     cs_store_get_stats(w->store, &s);
-    cr_assert(s.pinned_bytes == 0);
+    cr_assert(s.pinned_bytes <= w->pinned_by_leases);
     cs_buf_t *bufs[12];
     for (int i = 0; i < 12; i++) {
         bufs[i] = cs_bufpool_get(w->pool);
@@ -207,6 +208,14 @@ static inline vc_status_t waiter_wait(waiter_t *x)
     return x->status;
 }
 
+/* Nothing is being moved now, so what is pinned is not the data plane's. */
+static inline void world_note_pins(world_t *w)
+{
+    cs_store_stats_t s;
+    cs_store_get_stats(w->store, &s);
+    w->pinned_by_leases = s.pinned_bytes;
+}
+
 static inline cs_upload_info_t world_begin(world_t *w)
 {
     cs_upload_info_t up;
@@ -215,6 +224,7 @@ static inline cs_upload_info_t world_begin(world_t *w)
     cr_assert(cs_store_begin(w->store, &w->ks, w->tokens, 0, w->n_blocks, &w->fid, 1, &up, missing, &err) == VC_OK,
               "%s", err.msg);
     vc_free(missing);
+    world_note_pins(w);
     return up;
 }
 
@@ -255,6 +265,7 @@ static inline vc_data_lease_t world_lease(world_t *w)
     cr_assert(r.n_blocks[0] == w->n_blocks, "%u of %u blocks", r.n_blocks[0], w->n_blocks);
     vc_data_lease_t lease = {.boot_id = cs_store_boot_id(w->store), .lease_id = r.lease_id};
     memcpy(lease.token, r.token.b, sizeof(lease.token));
+    world_note_pins(w);
     return lease;
 }
 

@@ -3,7 +3,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-#include "cache-server/dataplane_fixture.h"
+#include "dataplane_fixture.h"
 
 static void fetch_all(const vc_kv_shape_t *shape, uint32_t n_blocks)
 {

@@ -9,11 +9,12 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cache-server/dataplane_fixture.h"
+#include "dataplane_fixture.h"
 #include "vc/bytes.h"
 #include "vc/frame.h"
 #include "vc/ucx.h"
@@ -445,6 +446,7 @@ static pid_t fork_child(void (*play)(const orders_t *o), int *write_fd_p)
     cr_assert(pid >= 0);
     if (pid == 0) {
         orders_t o;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         close(fd[1]);
         if (read(fd[0], &o, sizeof(o)) != sizeof(o))
             _exit(2);
@@ -502,6 +504,7 @@ static void send_garbage(const char *address, uint32_t seed)
 static void child_server(world_t *w, int report_fd)
 {
     signal(SIGABRT, SIG_DFL);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     world_start_server(w);
     world_fill(w);
     const char *address = cs_dataplane_address(w->dp);
