@@ -70,7 +70,7 @@ def show(folder):
     row("drafts accepted per round", ["-", "-", per_round])
     row("  share of the drafts", ["-", "-", share])
     stats = json.loads((folder / "stats.json").read_text())
-    for name, title in (("full_hit_rate_blocks", "full"), ("compressed_hit_rate_blocks", "compressed")):
+    for name, title in (("hit_rate_blocks_full", "full"), ("hit_rate_blocks_compressed", "compressed")):
         if name in stats:
             print(f"  hit rate over gRPC, {title} blocks: {100 * stats[name]:.1f} %")
     for q in questions:

@@ -62,8 +62,8 @@ Test(remote, recompute_full_fetch_and_vericache_give_the_same_bits)
         cr_assert_eq(remote_int(ours, "recoveries"), 0);
         json_decref(ours);
     }
-    cr_assert_gt(remote_cluster_stat(&c, "full_hit_blocks"), 0);
-    cr_assert_gt(remote_cluster_stat(&c, "compressed_hit_blocks"), 0);
+    cr_assert_gt(remote_cluster_stat(&c, "hit_blocks_full"), 0);
+    cr_assert_gt(remote_cluster_stat(&c, "hit_blocks_compressed"), 0);
     json_decref(base);
     json_decref(fetched);
     remote_cluster_stop(&c);
