@@ -318,6 +318,25 @@ static int keep_record(void *arg, uint32_t block, const void *record, size_t byt
     return keep->made->data[block] == NULL;
 }
 
+/* One window of queries is kept for all specs; each is given exactly the last rows that it asks for. */
+static vc_status_t own_window(const node_spec_t *spec, node_compress_in_t *in, float **window_p, vc_err_t *err)
+{
+    uint32_t rows = VC_MIN(spec->window, in->n_blocks * NODE_TILE);
+    if (in->q_window == NULL || !(spec->ops->needs(spec) & NODE_NEED_Q_WINDOW) || rows >= in->q_rows)
+        return VC_OK;
+    size_t row = (size_t)in->model->n_head * in->model->head_dim;
+    float *window = vc_calloc(in->model->n_layer, rows * row * sizeof(float));
+    if (window == NULL)
+        return vc_err_set(err, VC_ERR_NOMEM, "no memory for a query window");
+    for (uint32_t l = 0; l < in->model->n_layer; l++)
+        memcpy(window + l * rows * row, in->q_window + ((size_t)l * in->q_rows + in->q_rows - rows) * row,
+               rows * row * sizeof(float));
+    in->q_window = window;
+    in->q_rows = rows;
+    *window_p = window;
+    return VC_OK;
+}
+
 static vc_status_t make_records(store_source_t *source, uint32_t column)
 {
     made_records_t *made = &source->made[column];
@@ -327,8 +346,13 @@ static vc_status_t make_records(store_source_t *source, uint32_t column)
     made->len = vc_calloc(in.n_blocks, sizeof(*made->len));
     if (made->data == NULL || made->len == NULL)
         return vc_err_set(&source->err, VC_ERR_NOMEM, "no memory for compressed records");
+    const node_spec_t *spec = &source->specs[column - 1];
     keep_arg_t keep = {made, in.n_blocks};
-    vc_status_t status = node_compress(&source->specs[column - 1], &in, keep_record, &keep, &source->err);
+    float *window = NULL;
+    vc_status_t status = own_window(spec, &in, &window, &source->err);
+    if (status == VC_OK)
+        status = node_compress(spec, &in, keep_record, &keep, &source->err);
+    vc_free(window);
     made->made = status == VC_OK;
     return status;
 }
