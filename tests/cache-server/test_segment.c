@@ -143,6 +143,7 @@ Test(segment, other_files_in_the_directory_are_left_alone)
     }
     snprintf(path, sizeof(path), "%s/segments/00000009.seg", dir_path);
     cr_assert_eq(symlink("/etc/passwd", path), 0); /* no regular file: not ours */
+    n_listed = sum_listed = 0;
     cr_assert_eq(cs_segdir_list(dir, on_file, NULL, NULL), VC_OK);
     cr_assert_eq(n_listed, 3);
     cr_assert_eq(sum_listed, 6);

@@ -63,6 +63,7 @@ Test(worker, messages_run_in_order_on_the_workers_thread)
     gate_t gate = GATE;
     cs_workers_t *workers = start(1, CS_IO_RING);
     the_worker = cs_workers_get(workers, 0);
+    n_sequence = on_own_thread = 0;
     cr_assert_not(cs_worker_is_self(the_worker));
     for (int i = 0; i < 3000; i++) {
         while (cs_worker_post(the_worker, append, (void *)(intptr_t)i) != VC_OK)
@@ -95,6 +96,7 @@ Test(worker, a_full_ring_is_busy_and_nothing_is_lost)
     cs_workers_t *workers = start(1, CS_IO_THREADS);
     cs_worker_t *worker = cs_workers_get(workers, 0);
     the_worker = worker;
+    n_sequence = 0;
     cs_worker_post(worker, gate_open, &entered);
     cs_worker_post(worker, gate_wait, &gate); /* holds the worker */
     gate_wait(&entered);

@@ -156,6 +156,8 @@ static void begin_test(uint64_t capacity_mib, bool may_evict)
     seed = text ? strtoull(text, NULL, 10)
                 : (unsigned long long)now.tv_sec * 1000 + (unsigned long long)now.tv_nsec / 1000000;
     state = seed;
+    memset(units, 0, sizeof(units));
+    next_id = 0;
     capacity = capacity_mib << 20;
     evicts = may_evict;
     snprintf(dir, sizeof(dir), "%s/vc-kill9-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
