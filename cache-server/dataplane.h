@@ -18,6 +18,10 @@ typedef struct cs_dataplane cs_dataplane_t;
 /* Test only: sees every record just before it is sent and may damage it. Runs on the worker. */
 typedef void (*cs_dataplane_fault_fn)(void *arg, uint8_t *record, uint32_t bytes);
 
+/* Bench only, for a record that is in memory already: true when buf holds the record of this pin, so that the store is
+ * not asked to read it. Runs on the worker. */
+typedef bool (*cs_dataplane_resident_fn)(void *arg, const cs_pin_t *pin, const cs_buf_t *buf);
+
 typedef struct cs_dataplane_opts {
     const char *listen;       /* HOST:PORT, port 0 = any free one; default "127.0.0.1:0" */
     const char *data_ports;   /* port range "LOW-HIGH" of the connections behind the listener; NULL = any */
@@ -33,6 +37,8 @@ typedef struct cs_dataplane_opts {
     cs_bufpool_t *pool;
     cs_dataplane_fault_fn fault; /* NULL outside tests */
     void *fault_arg;
+    cs_dataplane_resident_fn resident; /* NULL outside the bench */
+    void *resident_arg;
 } cs_dataplane_opts_t;
 void cs_dataplane_opts_default(cs_dataplane_opts_t *opts);
 

@@ -162,6 +162,19 @@ static void stop_fetch(dp_fetch_t *fetch, vc_status_t status)
     fetch->status = status;
 }
 
+static vc_status_t read_block(dp_op_t *op)
+{
+    cs_dataplane_t *dp = op->dp;
+    const cs_dataplane_opts_t *opts = &dp->opts;
+    if (op->bytes > op->buf->cap || op->bytes > op->peer->max_record_bytes)
+        return VC_ERR_RANGE;
+    if (opts->resident != NULL && opts->resident(opts->resident_arg, &op->pin, op->buf)) {
+        dp_op_finished(op, VC_OK);
+        return VC_OK;
+    }
+    return cs_store_read(opts->store, dp->worker, &op->pin, op->buf, dp_op_store_done, op);
+}
+
 /* Pins and reads the next block. False: nothing can be started now, or the fetch has ended. */
 static bool start_block(dp_peer_t *peer, dp_fetch_t *fetch)
 {
@@ -196,11 +209,8 @@ static bool start_block(dp_peer_t *peer, dp_fetch_t *fetch)
     op->has_pin = true;
     DP_COUNT(dp, pins_held, 1);
     op->bytes = op->pin.bytes;
-    if (op->bytes > buf->cap || op->bytes > peer->max_record_bytes)
-        st = VC_ERR_RANGE;
-    else
-        st = cs_store_read(dp->opts.store, dp->worker, &op->pin, buf, dp_op_store_done, op);
     op->stage = DP_READING;
+    st = read_block(op);
     if (st != VC_OK)
         send_status(op, st);
     return true;
