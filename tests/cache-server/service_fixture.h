@@ -159,4 +159,13 @@ static inline double sx_stat(sx_t *sx, const char *name)
     return -1;
 }
 
+/* Waits until a gauge has come down to zero: what a call started may end a little after its answer. */
+static inline bool sx_wait_zero(sx_t *sx, const char *name)
+{
+    for (int tries = 0; tries < 20000; tries++)
+        if (sx_stat(sx, name) == 0)
+            return true;
+    return false;
+}
+
 #endif

@@ -6,14 +6,13 @@
 #include <string.h>
 
 #include "support/proc.h"
+#include "support/small_space.h"
 #include "support/tmpdir.h"
 #include "support/vc_test.h"
-#include "vc/kvrec.h"
 #include "vc/mem.h"
 #include "vericache/vericache.h"
 
 #define WAIT_MS 60000
-#define BLOCK_TOKENS 4u
 
 static vt_proc_t *start(const vt_tmpdir_t *dir, const char *extra, char *address, size_t cap)
 {
@@ -39,69 +38,6 @@ static void expect_refusal(const char *const *args, int code, const char *senten
 
 /* ---- a small client ---- */
 
-typedef struct {
-    vc_keyspace_t ks;
-    vc_digest_t id;
-    uint8_t enc[VC_KEYSPACE_ENC_MAX];
-    size_t enc_len;
-    uint32_t tokens[256 * BLOCK_TOKENS];
-    vc_digest_t hashes[256];
-} space_t;
-
-static void space_init(space_t *s)
-{
-    memset(s, 0, sizeof(*s));
-    s->ks.shape = (vc_kv_shape_t){2, 2, 128, BLOCK_TOKENS, VC_DTYPE_F16};
-    s->ks.layout_version = VC_LAYOUT_VERSION;
-    snprintf(s->ks.rope, sizeof(s->ks.rope), "neox theta=10000 dims=128");
-    cr_assert_eq(vc_keyspace_id(&s->ks, &s->id, NULL), VC_OK);
-    cr_assert_eq(vc_keyspace_encode(&s->ks, s->enc, &s->enc_len, NULL), VC_OK);
-    for (uint32_t i = 0; i < VC_ARRAY_LEN(s->tokens); i++)
-        s->tokens[i] = i * 7 + 1;
-    vc_block_chain(&s->id, s->tokens, VC_ARRAY_LEN(s->tokens), BLOCK_TOKENS, s->hashes);
-}
-
-static int make_record(void *arg, uint32_t fid, uint32_t block, void *buf, size_t cap, size_t *len_p)
-{
-    const space_t *s = arg;
-    vc_kvrec_writer_t w;
-    vc_kvrec_head_t head = {.fidelity = VC_FIDELITY_FULL,
-                            .kind = VC_KVREC_FULL,
-                            .shape = s->ks.shape,
-                            .block_index = block,
-                            .numerics_id = 1,
-                            .keyspace = s->id,
-                            .parent = block > 0 ? s->hashes[block - 1] : s->id};
-    (void)fid;
-    vc_spec_id("full@1", NULL, &head.spec);
-    vc_status_t st = vc_kvrec_write_begin(&w, buf, cap, &head, s->tokens + (size_t)block * BLOCK_TOKENS, NULL);
-    for (uint32_t l = 0; st == VC_OK && l < s->ks.shape.n_layer; l++) {
-        void *part;
-        uint32_t length = (uint32_t)vc_kv_layer_bytes(&s->ks.shape);
-        st = vc_kvrec_write_layer(&w, length, &part, NULL);
-        if (st == VC_OK)
-            memset(part, (int)(block * 3 + l), length);
-    }
-    return st == VC_OK && vc_kvrec_write_end(&w, len_p, NULL) == VC_OK ? 0 : 1;
-}
-
-typedef struct {
-    const space_t *space;
-    uint32_t right, wrong;
-} sink_t;
-
-static int check_record(void *arg, uint32_t block, const void *record, size_t bytes)
-{
-    sink_t *s = arg;
-    uint8_t want[16 << 10];
-    size_t n = 0;
-    bool same = make_record((void *)(uintptr_t)s->space, 0, block, want, sizeof(want), &n) == 0 && n == bytes &&
-                memcmp(want, record, n) == 0;
-    s->right += same;
-    s->wrong += !same;
-    return 0;
-}
-
 static vcache_client_t *connect_to(const char *address, int data_plane)
 {
     vcache_options_t o;
@@ -115,18 +51,18 @@ static vcache_client_t *connect_to(const char *address, int data_plane)
 
 static const vcache_fidelity_t full = {0, "full@1", NULL};
 
-static void fetch_all(const space_t *s, vcache_client_t *c, uint32_t n, vcache_path_t path)
+static void fetch_all(const small_space_t *s, vcache_client_t *c, uint32_t n, vcache_path_t path)
 {
     vcache_lookup_info_t info;
     vcache_lease_t *lease = NULL;
     vcache_error_t err = {0};
     vcache_fetch_stats_t fs;
-    sink_t sink = {.space = s};
+    small_sink_t sink = {.space = s};
     vcache_status_t st =
-        vcache_lookup(c, s->enc, s->enc_len, s->tokens, n * BLOCK_TOKENS, &full, 1, &info, &lease, &err);
+        vcache_lookup(c, s->enc, s->enc_len, s->tokens, n * SMALL_BLOCK_TOKENS, &full, 1, &info, &lease, &err);
     cr_assert_eq(st, VC_OK, "%s", err.msg);
     cr_assert_eq(info.n_blocks[0], n);
-    st = vcache_fetch(lease, 0, 0, n, check_record, &sink, &fs, &err);
+    st = vcache_fetch(lease, 0, 0, n, small_sink_record, &sink, &fs, &err);
     cr_assert_eq(st, VC_OK, "%s", err.msg);
     cr_assert_eq(sink.right, n);
     cr_assert_eq(fs.path, path);
@@ -156,18 +92,19 @@ static double number(const json_t *o, const char *name)
 Test(server_process, data_outlives_a_restart_and_kill_on_both_paths)
 {
     vt_tmpdir_t dir;
-    static space_t s;
+    static small_space_t s;
     char address[128];
     vcache_error_t err = {0};
     vcache_register_stats_t rs;
-    space_init(&s);
+    small_space_init(&s);
     vt_tmpdir_create(&dir);
     vt_proc_t *p = start(&dir, NULL, address, sizeof(address));
     vcache_client_t *c = connect_to(address, 0), *ucx = connect_to(address, 1);
-    vcache_status_t st = vcache_register(c, s.enc, s.enc_len, s.tokens, 0, 20, &full, 1, make_record, &s, &rs, &err);
+    vcache_status_t st =
+        vcache_register(c, s.enc, s.enc_len, s.tokens, 0, 20, &full, 1, small_space_record, &s, &rs, &err);
     cr_assert_eq(st, VC_OK, "%s", err.msg);
     cr_assert_eq(rs.path, VCACHE_PATH_GRPC);
-    st = vcache_register(ucx, s.enc, s.enc_len, s.tokens, 0, 40, &full, 1, make_record, &s, &rs, &err);
+    st = vcache_register(ucx, s.enc, s.enc_len, s.tokens, 0, 40, &full, 1, small_space_record, &s, &rs, &err);
     cr_assert_eq(st, VC_OK, "%s", err.msg);
     cr_assert_eq(rs.path, VCACHE_PATH_UCX);
     cr_assert_eq(rs.n_stored, 20);
@@ -199,17 +136,18 @@ Test(server_process, data_outlives_a_restart_and_kill_on_both_paths)
 Test(server_process, reported_hit_rate_is_the_one_that_we_counted)
 {
     vt_tmpdir_t dir;
-    static space_t s;
+    static small_space_t s;
     char address[128];
     uint32_t hit = 0, asked = 0;
-    space_init(&s);
+    small_space_init(&s);
     vt_tmpdir_create(&dir);
     vt_proc_t *p = start(&dir, NULL, address, sizeof(address));
     vcache_client_t *c = connect_to(address, 0);
-    cr_assert_eq(vcache_register(c, s.enc, s.enc_len, s.tokens, 0, 10, &full, 1, make_record, &s, NULL, NULL), VC_OK);
+    cr_assert_eq(vcache_register(c, s.enc, s.enc_len, s.tokens, 0, 10, &full, 1, small_space_record, &s, NULL, NULL),
+                 VC_OK);
     for (uint32_t n = 1; n <= 30; n++) {
         vcache_lookup_info_t info;
-        cr_assert_eq(vcache_lookup(c, s.enc, s.enc_len, s.tokens, n * BLOCK_TOKENS, &full, 1, &info, NULL, NULL),
+        cr_assert_eq(vcache_lookup(c, s.enc, s.enc_len, s.tokens, n * SMALL_BLOCK_TOKENS, &full, 1, &info, NULL, NULL),
                      VC_OK);
         hit += info.n_blocks[0];
         asked += n;
@@ -218,7 +156,7 @@ Test(server_process, reported_hit_rate_is_the_one_that_we_counted)
     cr_assert_eq(number(o, "hit_blocks_full"), hit);
     cr_assert_eq(number(o, "lookup_blocks_full"), asked);
     cr_assert_float_eq(number(o, "hit_rate_blocks_full"), (double)hit / asked, 1e-9);
-    cr_assert_eq(number(o, "hit_tokens_full"), hit * BLOCK_TOKENS);
+    cr_assert_eq(number(o, "hit_tokens_full"), hit * SMALL_BLOCK_TOKENS);
     cr_assert_eq(number(o, "rpc_lookups"), 30);
     json_decref(o);
     o = ctl_json(address, "prefixes");
