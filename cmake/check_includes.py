@@ -22,8 +22,9 @@ SERVER = [
     ["compact"],
     ["store"],
     ["service", "dataplane", "rpc"],
+    ["config"],
     ["server"],
-    ["config", "main"],
+    ["main"],
 ]
 NODE = [
     ["kernels"],

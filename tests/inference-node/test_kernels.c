@@ -202,7 +202,8 @@ Test(kernels, quantised_activations_are_equal_and_within_half_a_step)
     for (uint32_t i = 0; i < 576; i++) {
         size_t at = a.stride + i;
         float s = a.scale[a.group_stride + i / 32];
-        cr_assert(fabs((double)a.x[at] - (double)s * a.q[at]) <= 0.5001 * (double)s);
+        /* half a step, and the rounding of a code up to 2^15 in f32 */
+        cr_assert(fabs((double)a.x[at] - (double)s * a.q[at]) <= 0.505 * (double)s);
     }
     acts_free(&a), acts_free(&b);
 }
