@@ -70,7 +70,8 @@ typedef struct cs_lookup_result {
 } cs_lookup_result_t;
 
 /* hashes[n_hashes] is a chain prefix; n_fid <= 8. want_lease: the found objects are kept until released or expired.
- * BUSY when max_leases are out. Counts hits and misses (blocks, tokens, bytes) per fidelity in the stats. */
+ * BUSY when max_leases are out. Counts hits and misses (blocks, tokens, bytes) per fidelity in the stats; without a
+ * lease it is a probe, which counts nothing. */
 vc_status_t cs_store_lookup(cs_store_t *store, const vc_digest_t *keyspace, const vc_digest_t *hashes,
                             uint32_t n_hashes, const cs_fidelity_t *fids, uint32_t n_fid, bool want_lease,
                             cs_lookup_result_t *result_p, vc_err_t *err);

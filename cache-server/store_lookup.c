@@ -149,7 +149,9 @@ static vc_status_t lookup_locked(cs_store_t *s, const vc_digest_t *keyspace, con
         }
         found.total += r->n_blocks[f];
     }
-    if (want_lease && found.total > 0) {
+    if (!want_lease) /* a probe, by who is about to store: no reader has missed or found anything */
+        return VC_OK;
+    if (found.total > 0) {
         vc_status_t status = make_lease(s, &found, hashes, n_fid, r);
         if (status != VC_OK)
             return status;

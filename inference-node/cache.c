@@ -275,14 +275,12 @@ vc_status_t node_cache_probe(node_cache_t *cache, const node_spec_t *specs, uint
     for (uint32_t i = 0; i < n_specs; i++)
         fids[i + 1] = (vcache_fidelity_t){.compressed = 1, .spec = specs[i].text};
     vcache_lookup_info_t info;
-    vcache_lease_t *lease = NULL;
     vcache_error_t cerr = {0};
     vcache_status_t status = vcache_lookup(cache->client, cache->keyspace, cache->keyspace_len, tokens, n_tokens, fids,
-                                           n_specs + 1, &info, &lease, &cerr);
+                                           n_specs + 1, &info, NULL, &cerr);
     if (status != 0)
         return copy_err(err, &cerr, status);
     memcpy(counts, info.n_blocks, (n_specs + 1) * sizeof(counts[0]));
-    vcache_lease_release(lease);
     return VC_OK;
 }
 

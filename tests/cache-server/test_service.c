@@ -65,7 +65,9 @@ Test(service, statistics_equal_what_was_asked_and_found)
     uint64_t hit = 0, asked = 0, bytes = 0;
     for (uint32_t n = 1; n <= 15; n++) {
         vcache_lookup_info_t info;
-        cr_assert_eq(sx_lookup(&sx, 1, n, &info, NULL, NULL), VC_OK);
+        vcache_lease_t *lease = NULL;
+        cr_assert_eq(sx_lookup(&sx, 1, n, &info, &lease, NULL), VC_OK);
+        vcache_lease_release(lease);
         cr_assert_eq(info.n_blocks[0], n < 10 ? n : 10);
         hit += info.n_blocks[0];
         asked += n;

@@ -296,14 +296,15 @@ Test(store, hits_are_counted_by_fidelity_in_blocks_tokens_and_bytes)
     cr_assert_eq(fx_register(&fx, 1, 0, 3, FX_COMPRESSED), VC_OK);
     uint64_t blocks[2] = {0}, bytes[2] = {0}, asked = 0;
     for (uint32_t n = 1; n <= 10; n++) {
-        cr_assert_eq(fx_lookup(&fx, 1, n, false, &r), VC_OK);
+        cr_assert_eq(fx_lookup(&fx, 1, n, true, &r), VC_OK);
         asked += n;
         for (int f = 0; f < 2; f++) {
             blocks[f] += r.n_blocks[f];
             bytes[f] += r.n_bytes[f];
         }
     }
-    cr_assert_eq(fx_lookup(&fx, 99, 5, false, &r), VC_OK);
+    cr_assert_eq(fx_lookup(&fx, 99, 5, true, &r), VC_OK);
+    cr_assert_eq(fx_lookup(&fx, 1, 6, false, &r), VC_OK); /* a probe: neither hit nor miss */
     cs_store_stats_t stats = stats_of(&fx);
     const cs_fid_stats_t *got[2] = {&stats.full, &stats.compressed};
     for (int f = 0; f < 2; f++) {
@@ -377,8 +378,8 @@ Test(store, prefixes_follow_the_newest_tip_and_count_hits)
     cr_assert_eq(fx_register(&fx, 1, 4, 10, FX_FULL), VC_OK);      /* goes on where it ended */
     cr_assert_eq(fx_register(&fx, 2, 0, 2, FX_FULL), VC_OK);
     for (int i = 0; i < 3; i++)
-        cr_assert_eq(fx_lookup(&fx, 2, 5, false, &r), VC_OK);
-    cr_assert_eq(fx_lookup(&fx, 1, 10, false, &r), VC_OK);
+        cr_assert_eq(fx_lookup(&fx, 2, 5, true, &r), VC_OK);
+    cr_assert_eq(fx_lookup(&fx, 1, 10, true, &r), VC_OK);
     for (int pass = 0; pass < 2; pass++) {
         cr_assert_eq(cs_store_list_prefixes(fx.store, pass == 1, 4, out, &n), VC_OK);
         cr_assert_eq(n, 2);

@@ -147,8 +147,11 @@ Test(server_process, reported_hit_rate_is_the_one_that_we_counted)
                  VC_OK);
     for (uint32_t n = 1; n <= 30; n++) {
         vcache_lookup_info_t info;
-        cr_assert_eq(vcache_lookup(c, s.enc, s.enc_len, s.tokens, n * SMALL_BLOCK_TOKENS, &full, 1, &info, NULL, NULL),
-                     VC_OK);
+        vcache_lease_t *lease = NULL;
+        vcache_status_t st =
+            vcache_lookup(c, s.enc, s.enc_len, s.tokens, n * SMALL_BLOCK_TOKENS, &full, 1, &info, &lease, NULL);
+        cr_assert_eq(st, VC_OK);
+        vcache_lease_release(lease);
         hit += info.n_blocks[0];
         asked += n;
     }

@@ -63,6 +63,7 @@ typedef struct vcache_lookup_info {
 /*
  * keyspace: encoding of vc_keyspace_encode, keyspace_len bytes. tokens: the prompt; blocks are cut by the keyspace's
  * block_tokens. n_fid <= 8. On any hit *lease_p holds the found objects; on none it is NULL. One round trip.
+ * lease_p NULL is a probe: nothing is kept, and the server counts neither hit nor miss.
  */
 VCACHE_API vcache_status_t vcache_lookup(vcache_client_t *client, const uint8_t *keyspace, size_t keyspace_len,
                                          const uint32_t *tokens, uint32_t n_tokens, const vcache_fidelity_t *fids,
