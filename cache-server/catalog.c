@@ -340,6 +340,11 @@ vc_status_t cs_catalog_put_keyspace(cs_catalog_t *catalog, const vc_digest_t *id
     return status;
 }
 
+void cs_catalog_delete_keyspace(cs_catalog_t *catalog, const vc_digest_t *id)
+{
+    del(catalog, CF_KEYSPACES, id->b, VC_DIGEST_BYTES);
+}
+
 void cs_catalog_put_prefix(cs_catalog_t *catalog, const cs_prefix_row_t *row)
 {
     uint8_t key[4], value[PREFIX_VALUE_BYTES];

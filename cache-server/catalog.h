@@ -66,6 +66,7 @@ void cs_catalog_delete_object(cs_catalog_t *catalog, const vc_object_key_t *key)
 void cs_catalog_put_segment(cs_catalog_t *catalog, const cs_segment_row_t *row);
 void cs_catalog_delete_segment(cs_catalog_t *catalog, uint32_t number);
 vc_status_t cs_catalog_put_keyspace(cs_catalog_t *catalog, const vc_digest_t *id, const vc_keyspace_t *ks);
+void cs_catalog_delete_keyspace(cs_catalog_t *catalog, const vc_digest_t *id);
 void cs_catalog_put_prefix(cs_catalog_t *catalog, const cs_prefix_row_t *row);
 void cs_catalog_delete_prefix(cs_catalog_t *catalog, uint32_t id);
 void cs_catalog_put_generation(cs_catalog_t *catalog, uint64_t generation);

@@ -164,6 +164,8 @@ static vc_status_t stage_upload(cs_store_t *s, cs_upload_t *upload, const uint8_
     cs_keyspace_slot_t *ks = &s->keyspaces[upload->keyspace];
     if (!ks->is_stored && cs_catalog_put_keyspace(s->catalog, &ks->id, &ks->ks) != VC_OK)
         return VC_ERR_INTERNAL;
+    if (ks->has_old && cs_keyspace_find(s, &ks->old_id) == CS_NO_NAME) /* it may have come back in another slot */
+        cs_catalog_delete_keyspace(s->catalog, &ks->old_id);
     stage_prefix(s, upload);
     for (uint32_t i = 0; i < n; i++) {
         const vc_digest_t *hash = &upload->hashes[upload->first_block + i % span(upload)];
@@ -223,6 +225,7 @@ static void settle_upload(cs_store_t *s, cs_upload_t *upload)
     cs_prefix_release(s, upload->prefix);
     if (upload->status == VC_OK) {
         s->keyspaces[upload->keyspace].is_stored = true;
+        s->keyspaces[upload->keyspace].has_old = false;
         s->stats.commits++;
     }
     upload->prefix = 0;

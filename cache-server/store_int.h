@@ -39,6 +39,8 @@ typedef struct cs_keyspace_slot {
     vc_keyspace_t ks;
     uint32_t objects, uploads; /* 0 and 0: the slot may be reused */
     bool is_used, is_stored;   /* stored: the catalog has it */
+    bool has_old;              /* the row of the slot's former keyspace is still there */
+    vc_digest_t old_id;
 } cs_keyspace_slot_t;
 
 typedef struct cs_column_slot {

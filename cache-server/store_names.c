@@ -18,23 +18,39 @@ uint16_t cs_keyspace_find(const cs_store_t *s, const vc_digest_t *id)
     return CS_NO_NAME;
 }
 
-/* Slots are few and the scan is linear: a lookup does one, a registration one. A full table reuses a slot that names
- * nothing any more. */
+/* A slot that names nothing and was never stored (its uploads were abandoned) is used again at once, so that the table
+ * stays as short as what is registered; one whose objects are all gone only when the table is full. */
+static uint32_t keyspace_slot(const cs_store_t *s)
+{
+    uint32_t emptied = CS_MAX_KEYSPACES;
+    for (uint32_t i = 0; i < s->n_keyspaces; i++) {
+        const cs_keyspace_slot_t *slot = &s->keyspaces[i];
+        if (slot->objects || slot->uploads)
+            continue;
+        if (!slot->is_stored)
+            return i;
+        emptied = i;
+    }
+    return s->n_keyspaces < CS_MAX_KEYSPACES ? s->n_keyspaces : emptied;
+}
+
 uint16_t cs_keyspace_add(cs_store_t *s, const vc_digest_t *id, const vc_keyspace_t *ks)
 {
     uint16_t found = cs_keyspace_find(s, id);
     if (found != CS_NO_NAME)
         return found;
-    uint32_t i = s->n_keyspaces;
-    if (i == CS_MAX_KEYSPACES) {
-        for (i = 0; i < CS_MAX_KEYSPACES && (s->keyspaces[i].objects || s->keyspaces[i].uploads); i++)
-            ;
-        if (i == CS_MAX_KEYSPACES)
-            return CS_NO_NAME;
-    } else {
-        s->n_keyspaces++;
+    uint32_t i = keyspace_slot(s);
+    if (i == CS_MAX_KEYSPACES)
+        return CS_NO_NAME;
+    s->n_keyspaces = VC_MAX(s->n_keyspaces, i + 1);
+    cs_keyspace_slot_t *slot = &s->keyspaces[i];
+    cs_keyspace_slot_t fresh = {
+        .id = *id, .ks = *ks, .is_used = true, .has_old = slot->has_old, .old_id = slot->old_id};
+    if (slot->is_stored) {
+        fresh.has_old = true; /* its row goes when the new one is written */
+        fresh.old_id = slot->id;
     }
-    s->keyspaces[i] = (cs_keyspace_slot_t){.id = *id, .ks = *ks, .is_used = true};
+    *slot = fresh;
     return (uint16_t)i;
 }
 
@@ -48,20 +64,18 @@ uint16_t cs_column_find(const cs_store_t *s, uint8_t fidelity, const vc_spec_id_
     return CS_NO_NAME;
 }
 
+/* Columns are in no row of their own: an unused slot is free at once. */
 uint16_t cs_column_add(cs_store_t *s, uint8_t fidelity, const vc_spec_id_t *spec)
 {
     uint16_t found = cs_column_find(s, fidelity, spec);
+    uint32_t i = 0;
     if (found != CS_NO_NAME)
         return found;
-    uint32_t i = s->n_columns;
-    if (i == CS_MAX_COLUMNS) {
-        for (i = 0; i < CS_MAX_COLUMNS && (s->columns[i].objects || s->columns[i].uploads); i++)
-            ;
-        if (i == CS_MAX_COLUMNS)
-            return CS_NO_NAME;
-    } else {
-        s->n_columns++;
-    }
+    while (i < s->n_columns && (s->columns[i].objects || s->columns[i].uploads))
+        i++;
+    if (i == CS_MAX_COLUMNS)
+        return CS_NO_NAME;
+    s->n_columns = VC_MAX(s->n_columns, i + 1);
     s->columns[i] = (cs_column_slot_t){.fid = {fidelity, *spec}, .is_used = true};
     return (uint16_t)i;
 }

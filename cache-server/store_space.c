@@ -54,6 +54,13 @@ static bool ballast_path(const cs_store_t *s, char path[4096])
     return snprintf(path, 4096, "%s/ballast", s->data_dir) < 4096;
 }
 
+static void set_ballast(cs_store_t *s, uint64_t bytes)
+{
+    cs_lock(s);
+    s->ballast_bytes = bytes;
+    cs_unlock(s);
+}
+
 vc_status_t cs_ballast_make(cs_store_t *s, vc_err_t *err)
 {
     char path[4096];
@@ -71,7 +78,7 @@ vc_status_t cs_ballast_make(cs_store_t *s, vc_err_t *err)
         return vc_err_set(err, vc_status_from_errno(rc), "cannot allocate the ballast of %llu bytes: %s",
                           (unsigned long long)s->opts.ballast_bytes, strerror(rc));
     }
-    s->ballast_bytes = s->opts.ballast_bytes;
+    set_ballast(s, s->opts.ballast_bytes);
     return VC_OK;
 }
 
@@ -80,7 +87,7 @@ void cs_ballast_release(cs_store_t *s)
     char path[4096];
     if (ballast_path(s, path))
         unlink(path);
-    s->ballast_bytes = 0;
+    set_ballast(s, 0);
 }
 
 void cs_degrade(cs_store_t *s, const vc_err_t *why)

@@ -212,6 +212,8 @@ void cs_uring_flush(cs_uring_t *uring)
         (void)io_uring_submit(&uring->ring);
 }
 
+bool cs_uring_has_backlog(const cs_uring_t *uring) { return uring->has_ring && io_uring_sq_ready(&uring->ring) > 0; }
+
 /* True: the transfer goes on and was queued again. */
 static bool continues(cs_uring_t *uring, cs_io_t *io, int32_t result, vc_status_t *status_p)
 {

@@ -45,6 +45,8 @@ cs_io_mode_t cs_uring_mode(const cs_uring_t *uring);
 void cs_uring_submit(cs_uring_t *uring, cs_io_t *io);
 /* Hands what is queued to the kernel in one call. */
 void cs_uring_flush(cs_uring_t *uring);
+/* The kernel refused some of what was flushed for now: flush again soon, no event will tell. */
+bool cs_uring_has_backlog(const cs_uring_t *uring);
 /* Runs done for finished transfers; returns how many finished. */
 unsigned cs_uring_reap(cs_uring_t *uring);
 uint32_t cs_uring_inflight(const cs_uring_t *uring); /* submitted and not yet done */

@@ -2,8 +2,9 @@
  * Data workers. One turn of the loop: posted messages, finished transfers, the hook; then what they queued goes to the
  * kernel in one call. Without work for 50 us the worker sleeps on one epoll.
  *
- * Going to sleep: the worker stores `asleep`, then looks at its ring once more; a poster pushes, then looks at
- * `asleep`. Both sides put a sequentially consistent fence in between, so at least one sees the other: no lost wake.
+ * Going to sleep: the worker sets `asleep`, then looks at its ring once more; a poster pushes, then looks at `asleep`.
+ * Both touch `asleep` with a read-modify-write: whichever comes second in its order sees what the other did before the
+ * first, the flag or the message. No wake-up is lost.
  */
 #include "worker.h"
 
@@ -33,7 +34,8 @@ struct cs_worker {
     pthread_t thread;
     vc_ring_t *ring;
     int event_fd, epoll_fd;
-    _Atomic bool asleep, stop;
+    _Atomic int asleep;
+    _Atomic bool stop;
     cs_uring_t *uring; /* the worker's thread only */
     cs_worker_hook_t hook;
     bool has_hook, is_running;
@@ -88,14 +90,15 @@ static void sleep_until_work(cs_worker_t *worker)
     struct epoll_event events[4];
     if (worker->has_hook && worker->hook.arm && !worker->hook.arm(worker->hook.arg))
         return;
-    atomic_store_explicit(&worker->asleep, true, memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst); /* pairs with the fence in wake() */
+    (void)atomic_exchange_explicit(&worker->asleep, 1, memory_order_seq_cst);
     if (vc_ring_count(worker->ring) == 0 && !atomic_load_explicit(&worker->stop, memory_order_relaxed)) {
-        /* A hook without a descriptor must be polled: 1 ms is its latency. An interrupted wait is a wake-up. */
-        int timeout_ms = worker->has_hook && worker->hook.event_fd < 0 ? 1 : -1;
+        /* A hook without a descriptor, and transfers that the kernel did not take, must be tried again: after 1 ms. An
+         * interrupted wait is a wake-up. */
+        bool polls = (worker->has_hook && worker->hook.event_fd < 0) || cs_uring_has_backlog(worker->uring);
+        int timeout_ms = polls ? 1 : -1;
         (void)epoll_wait(worker->epoll_fd, events, 4, timeout_ms);
     }
-    atomic_store_explicit(&worker->asleep, false, memory_order_relaxed);
+    atomic_store_explicit(&worker->asleep, 0, memory_order_relaxed);
     uint64_t ticks;
     (void)!read(worker->event_fd, &ticks, sizeof(ticks));
     cs_uring_clear_event(worker->uring);
@@ -174,8 +177,8 @@ static vc_status_t worker_start(cs_worker_t *worker, const cs_workers_opts_t *op
 
 static void wake(cs_worker_t *worker)
 {
-    atomic_thread_fence(memory_order_seq_cst); /* the push or stop before is seen by a worker that we see asleep */
-    if (atomic_load_explicit(&worker->asleep, memory_order_relaxed)) {
+    /* A read-modify-write that changes nothing: see the top of the file. */
+    if (atomic_fetch_or_explicit(&worker->asleep, 0, memory_order_seq_cst)) {
         uint64_t one = 1;
         (void)!write(worker->event_fd, &one, sizeof(one));
     }

@@ -470,3 +470,25 @@ Test(store, options_that_cannot_work_are_refused_with_what_would)
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, &err), VC_ERR_RANGE);
     fx_fini(&fx);
 }
+
+Test(store, abandoned_keyspaces_and_specs_leave_no_trace)
+{
+    fx_t fx;
+    cs_upload_info_t info;
+    uint8_t missing[4];
+    open_default(&fx);
+    cr_assert_eq(fx_register(&fx, 1, 0, 2, FX_FULL), VC_OK);
+    vc_keyspace_t ks = fx.ks;
+    uint32_t tokens[4] = {1, 2, 3, 4};
+    for (uint32_t i = 0; i < 10000; i++) { /* more than there are slots */
+        cs_fidelity_t fid = {VC_FIDELITY_COMPRESSED, {{0}}};
+        memcpy(fid.spec.b, &i, sizeof(i));
+        memcpy(ks.model.b, &i, sizeof(i));
+        cr_assert_eq(cs_store_begin(fx.store, &ks, tokens, 0, 1, &fid, 1, &info, missing, NULL), VC_OK);
+        cr_assert_eq(cs_store_abort(fx.store, info.upload_id, &info.token), VC_OK);
+    }
+    cr_assert_eq(fx_readable(&fx, 1, 2, 0), 2);
+    cr_assert_eq(fx_reopen(&fx), VC_OK);
+    cr_assert_eq(fx_readable(&fx, 1, 2, 0), 2);
+    fx_fini(&fx);
+}
