@@ -93,7 +93,7 @@ typedef struct cs_pin { /* a located object that cannot move; copyable, unpin ex
 } cs_pin_t;
 
 /* The i-th block of column `fid` of a lease. Constant-time token compare. OK, STALE (expired, or another boot), PERM,
- * RANGE, NOT_FOUND (dropped as corrupt since). The pin outlives the lease. */
+ * RANGE, NOT_FOUND (dropped as corrupt since). The pin outlives the lease, and gives it lease_ms more from now. */
 vc_status_t cs_store_pin_leased(cs_store_t *store, uint64_t boot_id, uint64_t lease_id, const cs_token_t *token,
                                 uint32_t fid, uint32_t block, cs_pin_t *pin_p);
 vc_status_t cs_store_pin_key(cs_store_t *store, const vc_object_key_t *key, cs_pin_t *pin_p);

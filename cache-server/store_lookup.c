@@ -308,6 +308,9 @@ vc_status_t cs_store_pin_leased(cs_store_t *s, uint64_t boot_id, uint64_t lease_
         else
             status = VC_ERR_NOT_FOUND;
     }
+    /* A lease in use lives on: a fetch over a slow link takes longer than the default life. */
+    if (status == VC_OK)
+        lease->expires_us = VC_MAX(lease->expires_us, cs_now_us(s) + (uint64_t)s->opts.lease_ms * 1000);
     cs_unlock(s);
     return status;
 }

@@ -152,6 +152,28 @@ Test(store_leases, leases_are_bounded_and_a_miss_takes_none)
     fx_fini(&fx);
 }
 
+/* A transfer over a slow link takes longer than a lease lasts; whoever still reads must not lose it in the middle. */
+Test(store_leases, a_lease_in_use_lives_on_and_an_idle_one_does_not)
+{
+    fx_t fx;
+    cs_lookup_result_t r;
+    cs_pin_t pin;
+    fx_init(&fx, 6);
+    cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
+    cr_assert_eq(fx_register(&fx, 1, 0, 3, FX_FULL), VC_OK);
+    cr_assert_eq(fx_lookup(&fx, 1, 3, true, &r), VC_OK);
+    uint64_t boot = cs_store_boot_id(fx.store), two_thirds_us = (uint64_t)fx.opts.lease_ms * 1000 / 3 * 2;
+    for (uint32_t b = 0; b < 3; b++) {
+        vc_fake_clock_advance(&fx.clock, two_thirds_us);
+        cs_store_tick(fx.store);
+        cr_assert_eq(cs_store_pin_leased(fx.store, boot, r.lease_id, &r.token, 0, b, &pin), VC_OK);
+        cs_store_unpin(fx.store, &pin);
+    }
+    vc_fake_clock_advance(&fx.clock, 2 * two_thirds_us);
+    cr_assert_eq(cs_store_pin_leased(fx.store, boot, r.lease_id, &r.token, 0, 0, &pin), VC_ERR_STALE);
+    fx_fini(&fx);
+}
+
 Test(store_leases, a_store_full_of_leased_objects_refuses_puts_and_recovers)
 {
     fx_t fx;
