@@ -112,7 +112,8 @@ vc_status_t cs_store_read_part(cs_store_t *store, cs_worker_t *worker, const cs_
                                uint32_t length, cs_buf_t *buf, uint32_t buf_offset, cs_io_done_fn done, void *arg);
 /* A reader found wrong bytes at its end: re-read, and drop the record when the disk is at fault. */
 void cs_store_report_corrupt(cs_store_t *store, const cs_pin_t *pin);
-/* A receiver or the server's own check found damaged bytes on the wire (PUT or FETCH). Counted only. */
+/* A receiver found damaged bytes on the wire (FETCH), or cs_store_put answered CORRUPT (PUT): whoever carried the bytes
+ * counts it, once. */
 void cs_store_count_wire_corrupt(cs_store_t *store);
 
 /* ---- registration ---- */

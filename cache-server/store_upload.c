@@ -416,6 +416,15 @@ static vc_status_t put_start(cs_store_t *s, uint64_t upload_id, const cs_token_t
     return VC_OK;
 }
 
+static vc_status_t check_token(cs_store_t *s, uint64_t upload_id, const cs_token_t *token, vc_err_t *err)
+{
+    vc_status_t status;
+    cs_lock(s);
+    bool is_good = find_upload(s, upload_id, token, &status) != NULL;
+    cs_unlock(s);
+    return is_good ? VC_OK : vc_err_set(err, status, "%s", why_not(status));
+}
+
 vc_status_t cs_store_put(cs_store_t *s, cs_worker_t *worker, uint64_t upload_id, const cs_token_t *token, cs_buf_t *buf,
                          uint32_t bytes, cs_io_done_fn done, void *arg, vc_err_t *err)
 {
@@ -423,7 +432,9 @@ vc_status_t cs_store_put(cs_store_t *s, cs_worker_t *worker, uint64_t upload_id,
     cs_op_t *op = NULL;
     if (bytes == 0 || bytes % 4096 != 0 || bytes > buf->cap)
         return vc_err_set(err, VC_ERR_RANGE, "a record of %u bytes is not possible", bytes);
-    vc_status_t status = vc_kvrec_check(buf->data, bytes, &head, err);
+    vc_status_t status = check_token(s, upload_id, token, err); /* no token, no work */
+    if (status == VC_OK)
+        status = vc_kvrec_check(buf->data, bytes, &head, err);
     if (status != VC_OK)
         return status;
     cs_op_t want = {.io = {.write = true, .buf_index = buf->index, .bytes = bytes, .data = buf->data, .done = put_done},
