@@ -1,5 +1,9 @@
 /* The data plane between a server and a client of the library: records go both ways whole, and every way a transfer can
  * end gives buffers and pins back. Misbehaving peers are in test_dataplane_abuse.c. */
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <stdatomic.h>
 #include <stdio.h>
 
@@ -320,6 +324,50 @@ Test(dataplane, a_server_that_stops_is_unreachable_and_found_again_after_its_res
     cr_assert(vc_data_fetch(data, &old, 0, 0, 8, catch_record, &c, 0, NULL, &err) == VC_ERR_STALE, "%s", err.msg);
     vc_data_lease_t lease = world_lease(&w);
     c.n_good = 0;
+    cr_assert(vc_data_fetch(data, &lease, 0, 0, 8, catch_record, &c, 0, NULL, &err) == VC_OK, "%s", err.msg);
+    cr_assert(c.n_good == 8);
+    vc_data_close(data);
+    vc_free(c.want);
+    world_close(&w);
+}
+
+/* This machine's first IPv4 address that is not loopback, with port 0. */
+static bool outer_address(char *address, size_t cap)
+{
+    struct ifaddrs *list = NULL;
+    bool found = false;
+    if (getifaddrs(&list) != 0)
+        return false;
+    for (struct ifaddrs *i = list; i != NULL && !found; i = i->ifa_next) {
+        char host[INET_ADDRSTRLEN];
+        if (i->ifa_addr == NULL || i->ifa_addr->sa_family != AF_INET || (i->ifa_flags & IFF_LOOPBACK) != 0 ||
+            (i->ifa_flags & IFF_UP) == 0)
+            continue;
+        inet_ntop(AF_INET, &((struct sockaddr_in *)i->ifa_addr)->sin_addr, host, sizeof(host));
+        snprintf(address, cap, "%s:0", host);
+        found = true;
+    }
+    freeifaddrs(list);
+    return found;
+}
+
+Test(dataplane, serves_on_a_network_address_when_trusted)
+{
+    world_t w;
+    catcher_t c;
+    vc_err_t err = {0};
+    char address[64];
+    if (!outer_address(address, sizeof(address)))
+        cr_skip_test("this machine has no IPv4 address but loopback");
+    world_open(&w, &world_real_shape, 8);
+    w.opts.listen = address;
+    w.opts.trust_data_network = true;
+    w.opts.data_ports = "26100-26140";
+    world_start_server(&w);
+    world_fill(&w);
+    vc_data_lease_t lease = world_lease(&w);
+    vc_data_t *data = world_connect(&w);
+    catcher_init(&c, &w);
     cr_assert(vc_data_fetch(data, &lease, 0, 0, 8, catch_record, &c, 0, NULL, &err) == VC_OK, "%s", err.msg);
     cr_assert(c.n_good == 8);
     vc_data_close(data);
