@@ -107,12 +107,12 @@ static void write_output(node_engine_t *eng, const walk_t *w, const node_states_
 static uint32_t n_splits(const walk_t *w) { return (w->n_tiles + NODE_SPLIT_TILES - 1) / NODE_SPLIT_TILES; }
 
 /* Item = (block, KV head), all splits by one thread. */
-static void attend_whole(node_pass_t *pass, uint32_t layer, uint32_t thread)
+static void attend_whole(node_pass_t *pass, uint32_t layer, uint32_t first_block, uint32_t thread)
 {
     node_engine_t *eng = pass->eng;
     node_thread_scratch_t *t = &eng->threads[thread];
     uint32_t heads = eng->info.n_kv_head, item;
-    while (node_team_next(eng->team, pass->n_blocks * heads, &item)) {
+    while (node_team_next(eng->team, (pass->n_blocks - first_block) * heads, &item)) {
         /* the longest walks first, so that the team ends together */
         const node_row_block_t *b = &eng->blocks[pass->n_blocks - 1 - item / heads];
         walk_t w = walk_of(eng, b, layer, item % heads);
@@ -128,20 +128,21 @@ static void attend_whole(node_pass_t *pass, uint32_t layer, uint32_t thread)
 }
 
 /* Item = (block, KV head, split) over a window of splits; then (block, KV head) folds. */
-static void attend_spread(node_pass_t *pass, uint32_t layer, uint32_t thread)
+static void attend_spread(node_pass_t *pass, uint32_t layer, uint32_t first_block, uint32_t thread)
 {
     node_engine_t *eng = pass->eng;
     node_thread_scratch_t *t = &eng->threads[thread];
-    uint32_t heads = eng->info.n_kv_head, n_pairs = pass->n_blocks * heads, most = 0, item;
+    const node_row_block_t *blocks = eng->blocks + first_block;
+    uint32_t heads = eng->info.n_kv_head, n_pairs = (pass->n_blocks - first_block) * heads, most = 0, item;
     for (uint32_t i = 0; i < n_pairs; i++) {
-        walk_t w = walk_of(eng, &eng->blocks[i / heads], layer, i % heads);
+        walk_t w = walk_of(eng, &blocks[i / heads], layer, i % heads);
         uint32_t n = n_splits(&w);
         most = n > most ? n : most;
     }
     for (uint32_t base = 0; base < most; base += NODE_SPLIT_WINDOW) {
         uint32_t width = most - base < NODE_SPLIT_WINDOW ? most - base : NODE_SPLIT_WINDOW;
         while (node_team_next(eng->team, n_pairs * width, &item)) {
-            walk_t w = walk_of(eng, &eng->blocks[item / width / heads], layer, item / width % heads);
+            walk_t w = walk_of(eng, &blocks[item / width / heads], layer, item / width % heads);
             if (base + item % width >= n_splits(&w))
                 continue;
             gather_queries(eng, &w, t->q);
@@ -150,7 +151,7 @@ static void attend_spread(node_pass_t *pass, uint32_t layer, uint32_t thread)
         }
         node_team_barrier(eng->team);
         while (node_team_next(eng->team, n_pairs, &item)) {
-            walk_t w = walk_of(eng, &eng->blocks[item / heads], layer, item % heads);
+            walk_t w = walk_of(eng, &blocks[item / heads], layer, item % heads);
             uint32_t n = n_splits(&w);
             if (base == 0)
                 states_reset(&eng->totals[item], w.block->n_rows * (eng->info.n_head / heads), eng->info.head_dim);
@@ -163,11 +164,11 @@ static void attend_spread(node_pass_t *pass, uint32_t layer, uint32_t thread)
     }
 }
 
-void node_attend_layer(node_pass_t *pass, uint32_t layer, uint32_t thread)
+void node_attend_layer(node_pass_t *pass, uint32_t layer, uint32_t first_block, uint32_t thread)
 {
-    uint32_t n_pairs = pass->n_blocks * pass->eng->info.n_kv_head;
+    uint32_t n_pairs = (pass->n_blocks - first_block) * pass->eng->info.n_kv_head;
     if (n_pairs <= NODE_SPLIT_BLOCKS && pass->eng->n_threads > 1)
-        attend_spread(pass, layer, thread);
+        attend_spread(pass, layer, first_block, thread);
     else
-        attend_whole(pass, layer, thread);
+        attend_whole(pass, layer, first_block, thread);
 }

@@ -65,6 +65,7 @@ typedef struct node_pass {
     node_engine_t *eng;
     const node_row_t *rows;
     uint32_t n_rows, n_want, n_blocks;
+    uint32_t tail; /* rows below it need nothing of the last layer but their K and V */
     float *logits;
     const node_capture_t *capture;
 } node_pass_t;
@@ -72,9 +73,9 @@ typedef struct node_pass {
 /* Position of row i of the pass. */
 static inline uint32_t node_row_position(const node_row_block_t *b, uint32_t i) { return b->position + i - b->first; }
 
-/* Attention of one layer for all rows: reads eng->q and the pages, writes act_attn.x. Every thread of the team calls
- * it; on return all rows are done and visible. */
-void node_attend_layer(node_pass_t *pass, uint32_t layer, uint32_t thread);
+/* Attention of one layer for the blocks from first_block on: reads eng->q and the pages, writes act_attn.x. Every
+ * thread of the team calls it; on return all rows are done and visible. */
+void node_attend_layer(node_pass_t *pass, uint32_t layer, uint32_t first_block, uint32_t thread);
 /* Rows that share the tiles of a KV head: as many as make about 24 queries. */
 uint32_t node_attend_block_rows(const node_engine_t *eng);
 

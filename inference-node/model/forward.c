@@ -13,14 +13,14 @@
 
 typedef void (*row_fn)(node_pass_t *pass, uint32_t layer, uint32_t row);
 
-/* Runs fn over rows [0, n), in runs long enough that two threads rarely write one cache line of a page. */
-static void each_row(node_pass_t *pass, uint32_t layer, uint32_t n, row_fn fn)
+/* Runs fn over rows [first, end), in runs long enough that two threads rarely write one cache line of a page. */
+static void each_row(node_pass_t *pass, uint32_t layer, uint32_t first, uint32_t end, row_fn fn)
 {
     node_team_t *team = pass->eng->team;
-    uint32_t threads = pass->eng->n_threads, run = (n + 4 * threads - 1) / (4 * threads), item;
+    uint32_t threads = pass->eng->n_threads, n = end - first, run = (n + 4 * threads - 1) / (4 * threads), item;
     while (node_team_next(team, (n + run - 1) / run, &item))
         for (uint32_t r = item * run; r < n && r < (item + 1) * run; r++)
-            fn(pass, layer, r);
+            fn(pass, layer, first + r);
     node_team_barrier(team);
 }
 
@@ -30,8 +30,9 @@ typedef struct {
     size_t stride;
 } target_t;
 
-/* Several matrices over the same input as one list of panels. */
-static void linear(node_pass_t *pass, const node_acts_t *a, uint32_t n_rows, const target_t *targets, uint32_t n)
+/* Several matrices over the same input, rows [first, rows_end), as one list of panels. */
+static void linear(node_pass_t *pass, const node_acts_t *a, uint32_t first, uint32_t rows_end, const target_t *targets,
+                   uint32_t n)
 {
     node_engine_t *eng = pass->eng;
     uint32_t total = 0, item, end = 0;
@@ -47,7 +48,8 @@ static void linear(node_pass_t *pass, const node_acts_t *a, uint32_t n_rows, con
             uint32_t stop = VC_MIN(end, base + targets[i].m->n_panels);
             if (p >= stop)
                 continue;
-            eng->ops->linear(targets[i].m, p - base, stop - base, a, 0, n_rows, targets[i].out, targets[i].stride);
+            eng->ops->linear(targets[i].m, p - base, stop - base, a, first, rows_end - first, targets[i].out,
+                             targets[i].stride);
             p = stop;
         }
     }
@@ -183,57 +185,65 @@ static void show(const node_pass_t *pass, uint32_t thread, node_capture_kind_t k
         pass->capture->fn(pass->capture->arg, kind, layer, row_of != NULL ? row_of[r] : r, values + r * stride);
 }
 
-static void attention_part(node_pass_t *pass, uint32_t layer, uint32_t thread)
+/* Up to the layer's K and V, which every row needs. */
+static void kv_part(node_pass_t *pass, uint32_t layer, uint32_t thread)
 {
     node_engine_t *eng = pass->eng;
     const node_layer_t *w = &eng->w.layers[layer];
     uint32_t n = pass->n_rows;
-    each_row(pass, layer, n, row_attn_norm);
+    each_row(pass, layer, 0, n, row_attn_norm);
     show(pass, thread, NODE_CAP_HIDDEN, layer, eng->x, eng->model_stride, n, NULL);
     const target_t qkv[] = {
         {&w->q, eng->q, eng->q_stride}, {&w->k, eng->k, eng->kv_stride}, {&w->v, eng->v, eng->kv_stride}};
-    linear(pass, &eng->act_model, n, qkv, 3);
-    each_row(pass, layer, n, row_rope);
+    linear(pass, &eng->act_model, 0, n, qkv, 3);
+    each_row(pass, layer, 0, n, row_rope);
     show(pass, thread, NODE_CAP_Q, layer, eng->q, eng->q_stride, n, NULL);
     show(pass, thread, NODE_CAP_K, layer, eng->k, eng->kv_stride, n, NULL);
     show(pass, thread, NODE_CAP_V, layer, eng->v, eng->kv_stride, n, NULL);
-    node_attend_layer(pass, layer, thread);
-    each_row(pass, layer, n, row_attn_out);
-    const target_t o = {&w->o, eng->y, eng->model_stride};
-    linear(pass, &eng->act_attn, n, &o, 1);
 }
 
-static void ffn_part(node_pass_t *pass, uint32_t layer)
+/* The rest of the layer for rows from `first` on. Attention runs over whole blocks; rows of a block below `first` only
+ * cost time. */
+static void rest_part(node_pass_t *pass, uint32_t layer, uint32_t first, uint32_t thread)
 {
     node_engine_t *eng = pass->eng;
     const node_layer_t *w = &eng->w.layers[layer];
-    each_row(pass, layer, pass->n_rows, row_ffn_norm);
+    uint32_t end = pass->n_rows;
+    node_attend_layer(pass, layer, (uint32_t)(block_of(pass, first) - eng->blocks), thread);
+    each_row(pass, layer, first, end, row_attn_out);
+    const target_t o = {&w->o, eng->y, eng->model_stride};
+    linear(pass, &eng->act_attn, first, end, &o, 1);
+    each_row(pass, layer, first, end, row_ffn_norm);
     const target_t up[] = {{&w->gate, eng->gate, eng->ffn_stride}, {&w->up, eng->up, eng->ffn_stride}};
-    linear(pass, &eng->act_model, pass->n_rows, up, 2);
-    each_row(pass, layer, pass->n_rows, row_gate);
+    linear(pass, &eng->act_model, first, end, up, 2);
+    each_row(pass, layer, first, end, row_gate);
     const target_t down = {&w->down, eng->y, eng->model_stride};
-    linear(pass, &eng->act_ffn, pass->n_rows, &down, 1);
+    linear(pass, &eng->act_ffn, first, end, &down, 1);
 }
 
 void node_forward_worker(void *arg, uint32_t thread)
 {
     node_pass_t *pass = arg;
     node_engine_t *eng = pass->eng;
-    each_row(pass, 0, pass->n_rows, row_embed);
+    each_row(pass, 0, 0, pass->n_rows, row_embed);
     for (uint32_t layer = 0; layer < eng->info.n_layer; layer++) {
-        attention_part(pass, layer, thread);
-        ffn_part(pass, layer);
+        uint32_t first = layer + 1 == eng->info.n_layer ? pass->tail : 0;
+        kv_part(pass, layer, thread);
+        if (first < pass->n_rows)
+            rest_part(pass, layer, first, thread);
     }
-    each_row(pass, 0, pass->n_rows, row_last);
+    if (pass->tail == pass->n_rows)
+        return;
+    each_row(pass, 0, pass->tail, pass->n_rows, row_last);
     show(pass, thread, NODE_CAP_HIDDEN, eng->info.n_layer, eng->x, eng->model_stride, pass->n_rows, NULL);
     if (pass->n_want == 0)
         return;
-    each_row(pass, 0, pass->n_want, row_final_norm);
+    each_row(pass, 0, 0, pass->n_want, row_final_norm);
     show(pass, thread, NODE_CAP_NORMED, eng->info.n_layer, eng->act_model.x, eng->act_model.stride, pass->n_want,
          eng->want);
     const target_t logits = {&eng->w.logits, pass->logits, eng->info.n_vocab};
     if (pass->logits != NULL)
-        linear(pass, &eng->act_model, pass->n_want, &logits, 1);
+        linear(pass, &eng->act_model, 0, pass->n_want, &logits, 1);
 }
 
 /* ---- the call ---- */
@@ -310,6 +320,8 @@ vc_status_t node_forward(node_engine_t *eng, const node_row_t *rows, uint32_t n_
     vc_status_t st = plan(&pass, err);
     if (st != VC_OK)
         return st;
+    if (capture == NULL)
+        pass.tail = pass.n_want != 0 ? eng->want[0] : n_rows;
     for (uint32_t i = 0; i < n_rows; i += run_length(rows, n_rows, i))
         if (node_kv_reserve(rows[i].kv, run_length(rows, n_rows, i)) != VC_OK)
             return vc_err_set(err, VC_ERR_NOMEM, "no memory for the KV of %u rows", run_length(rows, n_rows, i));

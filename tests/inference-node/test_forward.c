@@ -178,6 +178,7 @@ static result_t run(const model_t *m, const uint32_t *tokens, uint32_t first, ui
 
 static void expect_same(const model_t *m, const result_t *want, result_t got, const char *what)
 {
+    (void)what; /* the plain runner has no messages */
     cr_assert_eq(memcmp(&want->kv, &got.kv, sizeof got.kv), 0, "%s: KV differs", what);
     cr_assert_eq(memcmp(want->logits, got.logits, (size_t)N * m->info->n_vocab * sizeof(float)), 0, "%s: logits differ",
                  what);
@@ -206,6 +207,35 @@ Test(forward, bits_do_not_depend_on_rows_threads_or_isa)
     }
     vc_free(want.logits);
     close_model(&base);
+}
+
+/* Where no logits are wanted the last layer stops after K and V: same KV, same logits of the rows that want them. */
+Test(forward, rows_without_logits_change_nothing)
+{
+    uint32_t tokens[N];
+    model_t m = open_model(tiny_image(), 2, NODE_ISA_AUTO, 100);
+    uint32_t v = m.info->n_vocab;
+    node_row_t rows[100];
+    node_kv_t kv;
+    vc_err_t err = {0};
+    vc_digest_t digest;
+    float *got = vc_calloc(3 * (size_t)v, sizeof *got);
+    make_tokens(tokens, N, 11, v);
+    result_t want = run(&m, tokens, 100, 90);
+    node_kv_init(&kv, &m.dims, NULL);
+    cr_assert_eq(node_prefill(m.eng, &kv, tokens, 240, got, NULL, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(memcmp(got, want.logits + 239 * (size_t)v, v * sizeof *got), 0);
+    for (uint32_t i = 0; i < 93; i++)
+        rows[i] = (node_row_t){&kv, tokens[240 + i], i == 13 || i == 50 || i == 92};
+    cr_assert_eq(node_forward(m.eng, rows, 93, got, NULL, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(memcmp(got, want.logits + 253 * (size_t)v, v * sizeof *got), 0);
+    cr_assert_eq(memcmp(got + v, want.logits + 290 * (size_t)v, v * sizeof *got), 0);
+    cr_assert_eq(memcmp(got + 2 * v, want.logits + 332 * (size_t)v, v * sizeof *got), 0);
+    node_kv_digest(&kv, N, &digest);
+    cr_assert_eq(memcmp(&digest, &want.kv, sizeof digest), 0);
+    node_kv_fini(&kv);
+    vc_free(got), vc_free(want.logits);
+    close_model(&m);
 }
 
 Test(forward, every_architecture_keeps_the_contract)
@@ -263,6 +293,7 @@ static void continue_and_compare(const model_t *m, node_kv_t *kv, const uint32_t
 {
     float *got = vc_calloc(m->info->n_vocab, sizeof *got);
     vc_err_t err = {0};
+    (void)what;
     cr_assert_eq(node_prefill(m->eng, kv, tokens + from, N - from, got, NULL, &err), VC_OK, "%s", err.msg);
     cr_assert_eq(memcmp(got, want, m->info->n_vocab * sizeof *got), 0, "%s", what);
     vc_free(got);
