@@ -45,11 +45,10 @@ static vc_rpc_conn_t *conn_create(const vc_rpc_channel_t *ch)
     grpc_arg args[] = {
         int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)ch->max_message_bytes),
         int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, (int)ch->max_message_bytes),
-        int_arg(GRPC_ARG_MAX_METADATA_SIZE, VC_RPC_METADATA_BYTES),
-        int_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
-        int_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100),
-        int_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000),
-        int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, 15000),
+        int_arg(GRPC_ARG_MAX_METADATA_SIZE, VC_RPC_METADATA_BYTES), int_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
+        /* In spite of its name this bounds an attempt from below: a far or busy server needs all of connect_ms. */
+        int_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, (int)ch->connect_ms),
+        int_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000), int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, 15000),
         int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000),
         int_arg(GRPC_ARG_ENABLE_RETRIES, 0), /* a retry buffer would hold on to borrowed bodies */
         int_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
@@ -111,8 +110,8 @@ vc_status_t vc_rpc_channel_create(const vc_rpc_channel_opts_t *opts, vc_rpc_chan
     if (colon == NULL || colon == opts->target || colon[1] == '\0')
         return vc_err_set(err, VC_ERR_INVALID, "server address \"%s\" is not HOST:PORT",
                           opts->target == NULL ? "" : opts->target);
-    if (opts->max_message_bytes > INT32_MAX)
-        return vc_err_set(err, VC_ERR_RANGE, "message limit of %zu bytes is too large", opts->max_message_bytes);
+    if (opts->max_message_bytes > INT32_MAX || opts->connect_ms > INT32_MAX)
+        return vc_err_set(err, VC_ERR_RANGE, "message limit or connect_ms is too large");
     vc_rpc_channel_t *ch = vc_calloc(1, sizeof(*ch));
     if (ch == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory");

@@ -224,6 +224,7 @@ typedef struct {
     sx_t *sx;
     uint32_t seed;
     vcache_status_t status;
+    vcache_error_t err;
 } worker_t;
 
 static void *register_and_fetch(void *arg)
@@ -236,13 +237,13 @@ static void *register_and_fetch(void *arg)
         uint32_t tokens[40 * FX_BLOCK_TOKENS], seed = w->seed + round * (w->seed != 7); /* both share seed 7 */
         vcache_lease_t *lease = NULL;
         sx_sink_t sink = {.fx = &w->sx->fx, .seed = seed};
-        w->status = sx_register_by(w->sx, client, seed, 0, 40, &source, NULL, NULL);
+        w->status = sx_register_by(w->sx, client, seed, 0, 40, &source, NULL, &w->err);
         fx_tokens(seed, 40, tokens);
         if (w->status == VC_OK)
             w->status = vcache_lookup(client, w->sx->keyspace, w->sx->keyspace_len, tokens, 40 * FX_BLOCK_TOKENS,
-                                      w->sx->fids, 2, NULL, &lease, NULL);
+                                      w->sx->fids, 2, NULL, &lease, &w->err);
         if (w->status == VC_OK)
-            w->status = vcache_fetch(lease, 0, 0, 40, sx_sink_record, &sink, NULL, NULL);
+            w->status = vcache_fetch(lease, 0, 0, 40, sx_sink_record, &sink, NULL, &w->err);
         if (w->status == VC_OK && sink.right != 40)
             w->status = VC_ERR_CORRUPT;
         vcache_lease_release(lease);
@@ -255,14 +256,15 @@ Test(service, clients_work_side_by_side)
 {
     sx_t sx;
     sx_start(&sx, 2);
-    worker_t w[4] = {{&sx, 100, 0}, {&sx, 200, 0}, {&sx, 7, 0}, {&sx, 7, 0}};
+    worker_t w[4] = {
+        {.sx = &sx, .seed = 100}, {.sx = &sx, .seed = 200}, {.sx = &sx, .seed = 7}, {.sx = &sx, .seed = 7}};
     pthread_t t[4];
     for (int i = 0; i < 4; i++)
         cr_assert_eq(pthread_create(&t[i], NULL, register_and_fetch, &w[i]), 0);
     for (int i = 0; i < 4; i++)
         pthread_join(t[i], NULL);
     for (int i = 0; i < 4; i++)
-        cr_assert_eq(w[i].status, VC_OK, "client %d: %s", i, vcache_status_name(w[i].status));
+        cr_assert_eq(w[i].status, VC_OK, "client %d: %s: %s", i, vcache_status_name(w[i].status), w[i].err.msg);
     cr_assert_eq(sx_stat(&sx, "objects_full"), 7 * 40);
     cr_assert_eq(sx_stat(&sx, "uploads_open"), 0);
     sx_end(&sx);
