@@ -1,5 +1,6 @@
 /* Proves the rpc module over real sockets: every kind of call, every way it may end, and a clean stop. */
 #include <arpa/inet.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -528,6 +529,64 @@ Test(rpc, server_killed_in_the_middle_of_a_stream_is_unreachable)
     vc_rpc_stream_destroy(s);
     cr_assert_eq(vc_rpc_unary(ch, M("Echo"), "hi", 2, 5000, &m, &err), VC_ERR_UNREACHABLE);
     vc_rpc_channel_destroy(ch);
+}
+
+/* Passes bytes on between two sockets until one side ends. */
+static void pump(int a, int b)
+{
+    uint8_t buf[16384];
+    struct pollfd p[2] = {{a, POLLIN, 0}, {b, POLLIN, 0}};
+    for (;;) {
+        if (poll(p, 2, -1) < 0)
+            return;
+        for (int i = 0; i < 2; i++) {
+            ssize_t n = (p[i].revents & (POLLIN | POLLHUP)) ? read(p[i].fd, buf, sizeof(buf)) : 1;
+            if (n <= 0 || (p[i].revents != 0 && write(p[1 - i].fd, buf, (size_t)n) != n))
+                return;
+        }
+    }
+}
+
+typedef struct {
+    int listener, target_port;
+} slow_relay_t;
+
+/* A far server: the first byte passes 300 ms after the connection was made. */
+static void *slow_relay(void *arg)
+{
+    slow_relay_t *r = arg;
+    struct sockaddr_in to = {.sin_family = AF_INET};
+    to.sin_port = (in_port_t)__builtin_bswap16((uint16_t)r->target_port);
+    inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
+    int in = accept(r->listener, NULL, NULL), out = socket(AF_INET, SOCK_STREAM, 0);
+    usleep(300000);
+    if (connect(out, (struct sockaddr *)&to, sizeof(to)) == 0)
+        pump(in, out);
+    close(in);
+    close(out);
+    return NULL;
+}
+
+Test(rpc, slow_connection_is_waited_for)
+{
+    WITH_SERVER;
+    struct sockaddr_in at = {.sin_family = AF_INET};
+    socklen_t len = sizeof(at);
+    slow_relay_t relay = {socket(AF_INET, SOCK_STREAM, 0), vc_rpc_server_port(server)};
+    pthread_t thread;
+    inet_pton(AF_INET, "127.0.0.1", &at.sin_addr);
+    cr_assert_eq(bind(relay.listener, (struct sockaddr *)&at, sizeof(at)), 0);
+    cr_assert_eq(listen(relay.listener, 1), 0);
+    cr_assert_eq(getsockname(relay.listener, (struct sockaddr *)&at, &len), 0);
+    cr_assert_eq(pthread_create(&thread, NULL, slow_relay, &relay), 0);
+    vc_rpc_channel_t *far = dial(__builtin_bswap16(at.sin_port));
+    vc_bytes_t m = {0};
+    cr_assert_eq(vc_rpc_unary(far, M("Echo"), "hi", 2, 5000, &m, &err), VC_OK, "%s", err.msg);
+    vc_bytes_free(&m);
+    vc_rpc_channel_destroy(far);
+    pthread_join(thread, NULL);
+    close(relay.listener);
+    END_SERVER;
 }
 
 Test(rpc, bad_targets_and_tokens_are_refused)
