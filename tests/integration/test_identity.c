@@ -398,6 +398,32 @@ Test(identity, hits_and_cuts_at_every_offset_of_a_tile)
     close_tiny(&m, &r);
 }
 
+Test(identity, the_same_prompt_of_3339_tokens_three_times)
+{
+    enum { LONG = 3339 };
+    gen_model_t m;
+    gen_request_t r;
+    static uint32_t prompt[LONG];
+    with_tiny(&m, &r, prompt, LONG);
+    gen_prompt(19, prompt, LONG);
+    gen_result_t first, again;
+    gen_run(&r, &first);
+    node_page_t *pages[GEN_BLOCKS];
+    uint32_t n = gen_reload(&r, pages);
+    r.pages = pages;
+    const uint32_t hits[] = {n, n - 1, 26}; /* one row, a batch of rows, half of it is computed */
+    for (size_t i = 0; i < VC_ARRAY_LEN(hits); i++) {
+        r.n_pages = hits[i];
+        r.spec = specs[i + 1];
+        r.x = 4;
+        gen_run(&r, &again);
+        GEN_EQUAL(&first, &again, "hit of %u blocks", hits[i]);
+    }
+    for (uint32_t b = 0; b < n; b++)
+        node_page_put(pages[b]);
+    close_tiny(&m, &r);
+}
+
 Test(identity, penalties_at_every_row_of_a_draft_equal_sequential_decoding)
 {
     gen_model_t m;
