@@ -245,67 +245,99 @@ static bool before(const double *score, uint32_t a, uint32_t b)
     return score[a] != score[b] ? score[a] > score[b] : a < b;
 }
 
-static void sift_down(const double *score, uint32_t *heap, uint32_t n, uint32_t i)
+/* Heaps of ids with the first of that order on top, or the last one. */
+static bool above(const double *score, bool first_on_top, uint32_t a, uint32_t b)
+{
+    return first_on_top ? before(score, a, b) : before(score, b, a);
+}
+
+static void sift_down(const double *score, bool first_on_top, uint32_t *heap, uint32_t n, uint32_t i)
 {
     uint32_t id = heap[i];
     for (uint32_t child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && before(score, heap[child + 1], heap[child]))
+        if (child + 1 < n && above(score, first_on_top, heap[child + 1], heap[child]))
             child++;
-        if (!before(score, heap[child], id))
+        if (!above(score, first_on_top, heap[child], id))
             break;
         heap[i] = heap[child];
     }
     heap[i] = id;
 }
 
-static uint32_t heap_pop(const double *score, uint32_t *heap, uint32_t *n)
+static void heap_make(const double *score, bool first_on_top, uint32_t *heap, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        heap[i] = i;
+    for (uint32_t i = n / 2; i-- > 0;)
+        sift_down(score, first_on_top, heap, n, i);
+}
+
+static uint32_t heap_pop(const double *score, bool first_on_top, uint32_t *heap, uint32_t *n)
 {
     uint32_t top = heap[0];
     heap[0] = heap[--*n];
     if (*n)
-        sift_down(score, heap, *n, 0);
+        sift_down(score, first_on_top, heap, *n, 0);
     return top;
+}
+
+/* kept[0..k) = the first k in order, ranked. The heap holds the k best so far, the last of them on top. */
+static void take_best(node_sampler_t *sm, uint32_t k)
+{
+    heap_make(sm->score, false, sm->heap, k);
+    for (uint32_t i = k; i < sm->n_vocab; i++)
+        if (before(sm->score, i, sm->heap[0])) {
+            sm->heap[0] = i;
+            sift_down(sm->score, false, sm->heap, k, 0);
+        }
+    for (uint32_t n = k; n;) {
+        uint32_t last = heap_pop(sm->score, false, sm->heap, &n);
+        sm->kept[n] = last;
+    }
 }
 
 static double weight(double score, double best) { return node_exp((float)(score - best)); }
 
-/* kept[0..n) = survivors. The probability mass of top-p is summed in rank order after a top-k, else in id order. */
+static double best_score(const node_sampler_t *sm)
+{
+    double best = sm->score[0];
+    for (uint32_t i = 1; i < sm->n_vocab; i++)
+        best = sm->score[i] > best ? sm->score[i] : best;
+    return best;
+}
+
+/* Ranked tokens until their mass reaches top_p of the total; of the n in kept (by top-k), or of all when n is 0. The
+ * total is summed in rank order after a top-k, else in id order. */
+static uint32_t take_mass(node_sampler_t *sm, uint32_t n, double best)
+{
+    double sum = 0, total = 0;
+    uint32_t n_heap = n ? 0 : sm->n_vocab, r = 0;
+    for (uint32_t i = 0; i < (n ? n : sm->n_vocab); i++)
+        total += weight(sm->score[n ? sm->kept[i] : i], best);
+    if (!n)
+        heap_make(sm->score, true, sm->heap, n_heap);
+    do {
+        if (!n)
+            sm->kept[r] = heap_pop(sm->score, true, sm->heap, &n_heap);
+        sum += weight(sm->score[sm->kept[r++]], best);
+    } while (sum < sm->opt.top_p * total && (n ? r < n : n_heap > 0));
+    return r;
+}
+
+/* kept[0..n) = survivors. */
 static uint32_t filter(node_sampler_t *sm)
 {
-    const double *score = sm->score;
-    uint32_t n_heap = sm->n_vocab, n = 0;
-    uint32_t k = sm->opt.top_k && sm->opt.top_k < sm->n_vocab ? sm->opt.top_k : sm->n_vocab;
-    bool ranked = k < sm->n_vocab || sm->opt.top_p < 1;
-    for (uint32_t i = 0; i < sm->n_vocab; i++)
-        sm->heap[i] = i;
-    for (uint32_t i = n_heap / 2; ranked && i-- > 0;)
-        sift_down(score, sm->heap, n_heap, i);
-    double best = score[sm->heap[0]], total = 0;
-    for (uint32_t i = 0; !ranked && i < sm->n_vocab; i++)
-        best = score[i] > best ? score[i] : best;
-    if (k < sm->n_vocab) {
-        for (n = 0; n < k; n++)
-            total += weight(score[sm->kept[n] = heap_pop(score, sm->heap, &n_heap)], best);
-    } else if (sm->opt.top_p < 1) {
-        for (uint32_t i = 0; i < sm->n_vocab; i++)
-            total += weight(score[i], best);
-    }
-    if (sm->opt.top_p < 1) {
-        double sum = 0, goal = sm->opt.top_p * total;
-        uint32_t r = 0;
-        do {
-            if (n <= r) /* no top-k before: take the next in rank */
-                sm->kept[n++] = heap_pop(score, sm->heap, &n_heap);
-            sum += weight(score[sm->kept[r++]], best);
-        } while (sum < goal && (r < n || (k == sm->n_vocab && n_heap)));
-        n = r;
-    } else if (!ranked) {
-        n = sm->n_vocab;
-        memcpy(sm->kept, sm->heap, n * sizeof *sm->kept);
-    }
-    uint32_t m = 0;
+    double best = best_score(sm);
+    uint32_t n = 0, m = 0;
+    if (sm->opt.top_k && sm->opt.top_k < sm->n_vocab)
+        take_best(sm, n = sm->opt.top_k);
+    if (sm->opt.top_p < 1)
+        n = take_mass(sm, n, best);
+    for (uint32_t i = 0; !n && i < sm->n_vocab; i++)
+        sm->kept[i] = i;
+    n = n ? n : sm->n_vocab;
     for (uint32_t i = 0; i < n; i++)
-        if (score[sm->kept[i]] - best >= sm->min_p_log)
+        if (sm->score[sm->kept[i]] - best >= sm->min_p_log)
             sm->kept[m++] = sm->kept[i];
     return m;
 }
