@@ -16,7 +16,7 @@
 
 /* Relaxed counters: read for statistics only. */
 typedef struct {
-    _Atomic uint64_t lookups, registers, commits, fetches, puts, errors;
+    _Atomic uint64_t lookups, registers, commits, fetches, puts;
     _Atomic uint64_t fetch_bytes, fetch_records, put_bytes, put_records, step_downs, damaged_reports;
     _Atomic uint32_t fetch_streams, put_streams;
 } cs_service_counters_t;
