@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "vc/addr.h"
 #include "vc/kvrec.h"
 #include "vc/mem.h"
 
@@ -87,20 +88,41 @@ static bool is_loopback(const char *address)
     return all;
 }
 
+/* Here, and not only where the data plane starts: a refusal must come before the data directory is touched. */
+static vc_status_t check_data_listen(const cs_config_t *c, vc_err_t *err)
+{
+    if (c->data_listen[0] == '\0' || strcmp(c->data_listen, "none") == 0)
+        return VC_OK;
+    vc_status_t st = vc_addr_check(c->data_listen, err);
+    if (st != VC_OK) {
+        (void)vc_err_prefix(err, "--data-listen");
+        return st;
+    }
+    if (!c->trust_data_network && !is_loopback(c->data_listen))
+        return vc_err_set(err, VC_ERR_INVALID,
+                          "--data-listen=%s is not a loopback address and the data plane is neither encrypted nor "
+                          "hardened: give --trust-data-network to allow it",
+                          c->data_listen);
+    return VC_OK;
+}
+
 static vc_status_t check(const cs_config_t *c, vc_err_t *err)
 {
     if (vc_config_n_args(c->parsed) != 0)
         return vc_err_set(err, VC_ERR_INVALID, "unexpected argument \"%.100s\"", vc_config_arg(c->parsed, 0));
     if (c->data_dir[0] == '\0')
         return vc_err_set(err, VC_ERR_INVALID, "--data-dir is required");
-    if (strrchr(c->listen, ':') == NULL)
-        return vc_err_set(err, VC_ERR_INVALID, "--listen=%s is not HOST:PORT", c->listen);
+    vc_status_t st = vc_addr_check(c->listen, err);
+    if (st != VC_OK) {
+        (void)vc_err_prefix(err, "--listen");
+        return st;
+    }
     if (!c->insecure && !is_loopback(c->listen))
         return vc_err_set(err, VC_ERR_INVALID,
                           "--listen=%s is not a loopback address and the control plane has no TLS: give --insecure to "
                           "allow it",
                           c->listen);
-    return VC_OK;
+    return check_data_listen(c, err);
 }
 
 vc_status_t cs_config_load(cs_config_t *config, int argc, char **argv, char **environ_list, vc_err_t *err)

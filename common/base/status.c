@@ -87,6 +87,18 @@ vc_status_t vc_status_from_errno(int errnum)
     }
 }
 
+vc_status_t vc_status_from_path_errno(int errnum)
+{
+    switch (errnum) {
+    case ENOENT:
+    case ENOTDIR:
+    case EISDIR:
+    case ELOOP:
+    case ENAMETOOLONG: return VC_ERR_INVALID;
+    default: return vc_status_from_errno(errnum);
+    }
+}
+
 int vc_status_exit_code(vc_status_t status)
 {
     switch (status) {

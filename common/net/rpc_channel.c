@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "rpc_int.h"
+#include "vc/addr.h"
 #include "vc/mem.h"
 
 struct vc_rpc_conn {
@@ -106,10 +107,9 @@ static vc_rpc_conn_t *conn_replace(vc_rpc_channel_t *ch, vc_rpc_conn_t *old)
 
 vc_status_t vc_rpc_channel_create(const vc_rpc_channel_opts_t *opts, vc_rpc_channel_t **ch_p, vc_err_t *err)
 {
-    const char *colon = opts->target == NULL ? NULL : strrchr(opts->target, ':');
-    if (colon == NULL || colon == opts->target || colon[1] == '\0')
-        return vc_err_set(err, VC_ERR_INVALID, "server address \"%s\" is not HOST:PORT",
-                          opts->target == NULL ? "" : opts->target);
+    vc_status_t status = vc_addr_check(opts->target, err);
+    if (status != VC_OK)
+        return status;
     if (opts->max_message_bytes > INT32_MAX || opts->connect_ms > INT32_MAX)
         return vc_err_set(err, VC_ERR_RANGE, "message limit or connect_ms is too large");
     vc_rpc_channel_t *ch = vc_calloc(1, sizeof(*ch));

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "rpc_int.h"
+#include "vc/addr.h"
 #include "vc/log.h"
 #include "vc/mem.h"
 
@@ -366,10 +367,11 @@ static vc_status_t start_threads(vc_rpc_server_t *s, vc_err_t *err)
 
 static vc_status_t server_check(const vc_rpc_server_opts_t *opts, vc_err_t *err)
 {
-    const char *colon = opts->listen == NULL ? NULL : strrchr(opts->listen, ':');
-    if (colon == NULL || colon == opts->listen || colon[1] == '\0')
-        return vc_err_set(err, VC_ERR_INVALID, "listen address \"%s\" is not HOST:PORT",
-                          opts->listen == NULL ? "" : opts->listen);
+    vc_status_t status = vc_addr_check(opts->listen, err);
+    if (status != VC_OK) {
+        (void)vc_err_prefix(err, "cannot listen");
+        return status;
+    }
     if (opts->n_methods == 0 || opts->max_message_bytes > INT32_MAX || opts->n_unary_threads > 64 ||
         opts->dead_peer_ms > INT32_MAX)
         return vc_err_set(err, VC_ERR_RANGE, "no methods, or a limit out of range");

@@ -45,7 +45,7 @@ static vc_status_t map_file(const char *path, void **map_p, size_t *bytes_p, vc_
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return vc_err_set(err, vc_status_from_errno(errno), "cannot open model '%s': %s", path, strerror(errno));
+        return vc_err_set(err, vc_status_from_path_errno(errno), "cannot open model '%s': %s", path, strerror(errno));
     struct stat st;
     vc_status_t status = VC_OK;
     void *map = MAP_FAILED;

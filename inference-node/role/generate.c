@@ -152,7 +152,8 @@ vc_status_t node_generate_report(const node_generate_opts_t *opts, const node_ou
         return VC_OK;
     FILE *f = fopen(opts->result_file, "w");
     if (f == NULL)
-        return vc_err_set(err, vc_status_from_errno(errno), "cannot write %s: %s", opts->result_file, strerror(errno));
+        return vc_err_set(err, vc_status_from_path_errno(errno), "cannot write %s: %s", opts->result_file,
+                          strerror(errno));
     st = node_outcome_print_json(outcome, all, len, f);
     if (fclose(f) != 0 || st != VC_OK)
         return vc_err_set(err, VC_ERR_IO, "cannot write %s", opts->result_file);

@@ -3,6 +3,7 @@
  * the gRPC server's slot threads (role/verify_session.h). SIGTERM and SIGINT let running streams go on for a grace
  * period, then end.
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -12,6 +13,7 @@
 #include "role/cmd.h"
 #include "role/verify_session.h"
 #include "role/verify_wire.h"
+#include "vc/addr.h"
 #include "vc/config.h"
 #include "vc/log.h"
 #include "vc/mem.h"
@@ -68,7 +70,8 @@ static vc_status_t write_port_file(const char *path, const char *listen, int por
     if (f != NULL && fclose(f) != 0)
         good = false;
     if (!good || rename(tmp, path) != 0)
-        return vc_err_set(err, VC_ERR_IO, "cannot write --port-file %s", path);
+        return vc_err_set(err, vc_status_from_path_errno(errno), "cannot write --port-file %s: %s", path,
+                          strerror(errno));
     return VC_OK;
 }
 
@@ -104,8 +107,25 @@ static vc_status_t start_and_wait(const serve_opts_t *o, node_verify_service_t *
     return status;
 }
 
+/* Before the model is read, which takes a while. */
+static vc_status_t check_addresses(const serve_opts_t *o, vc_err_t *err)
+{
+    vc_status_t status = vc_addr_check(o->listen, err);
+    if (status != VC_OK) {
+        (void)vc_err_prefix(err, "--listen");
+    } else if (o->server != NULL && o->server[0] != '\0') {
+        status = vc_addr_check(o->server, err);
+        if (status != VC_OK)
+            (void)vc_err_prefix(err, "--server");
+    }
+    return status;
+}
+
 static vc_status_t run_serve(const serve_opts_t *o, vc_err_t *err)
 {
+    vc_status_t status = check_addresses(o, err);
+    if (status != VC_OK)
+        return status;
     if (!is_loopback(o->listen) && !o->insecure)
         return vc_err_set(err, VC_ERR_INVALID,
                           "--listen %s is not loopback; without TLS that needs --insecure, on a trusted network",
@@ -121,7 +141,7 @@ static vc_status_t run_serve(const serve_opts_t *o, vc_err_t *err)
     nopts.engine.n_threads = (uint32_t)o->threads;
     nopts.engine.isa = (node_isa_t)o->isa;
     node_t *node = NULL;
-    vc_status_t status = node_open(&nopts, &node, err);
+    status = node_open(&nopts, &node, err);
     if (status != VC_OK)
         return status;
     node_cache_opts_t copts;

@@ -40,7 +40,8 @@ static vc_status_t read_stream(FILE *f, const char *name, text_t *text, vc_err_t
         if (n == 0)
             break;
     }
-    return ferror(f) ? vc_err_set(err, VC_ERR_IO, "cannot read '%s': %s", name, strerror(errno)) : VC_OK;
+    return ferror(f) ? vc_err_set(err, vc_status_from_path_errno(errno), "cannot read '%s': %s", name, strerror(errno))
+                     : VC_OK;
 }
 
 /* The argument, --file, or standard input. */
@@ -60,7 +61,7 @@ static vc_status_t read_text(const options_t *o, const vc_config_t *config, text
         return read_stream(stdin, "standard input", text, err);
     FILE *f = fopen(o->file, "rb");
     if (f == NULL)
-        return vc_err_set(err, vc_status_from_errno(errno), "cannot open '%s': %s", o->file, strerror(errno));
+        return vc_err_set(err, vc_status_from_path_errno(errno), "cannot open '%s': %s", o->file, strerror(errno));
     vc_status_t status = read_stream(f, o->file, text, err);
     fclose(f);
     return status;

@@ -79,3 +79,13 @@ Test(status, errno_maps_to_what_the_caller_has_to_give_up)
     cr_assert_eq(vc_status_from_errno(EIO), VC_ERR_IO);
     cr_assert_eq(vc_status_from_errno(12345), VC_ERR_IO);
 }
+
+Test(status, a_path_that_leads_nowhere_is_a_wrong_argument)
+{
+    static const int wrong[] = {ENOENT, ENOTDIR, EISDIR, ELOOP, ENAMETOOLONG};
+    for (size_t i = 0; i < VC_ARRAY_LEN(wrong); i++)
+        cr_assert_eq(vc_status_from_path_errno(wrong[i]), VC_ERR_INVALID);
+    cr_assert_eq(vc_status_from_path_errno(ENOSPC), VC_ERR_NOSPACE);
+    cr_assert_eq(vc_status_from_path_errno(EROFS), VC_ERR_READONLY);
+    cr_assert_eq(vc_status_from_path_errno(EACCES), VC_ERR_PERM);
+}

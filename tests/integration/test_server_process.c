@@ -227,8 +227,8 @@ Test(server_process, wrong_arguments_are_refused_with_one_sentence)
     expect_refusal((const char *[]){"--data-dir", data, "--listen", "0.0.0.0:0", NULL}, 64, "--insecure");
     expect_refusal((const char *[]){"--data-dir", data, "extra", NULL}, 64, "extra");
     expect_refusal((const char *[]){"--data-dir", data, "--listen", "127.0.0.1:0", "--data-listen", "0.0.0.0:0", NULL},
-                   77, "trust");
-    expect_refusal((const char *[]){"--data-dir", "/proc/nowhere/data", "--listen", "127.0.0.1:0", NULL}, 69,
+                   64, "trust");
+    expect_refusal((const char *[]){"--data-dir", "/proc/nowhere/data", "--listen", "127.0.0.1:0", NULL}, 64,
                    "/proc/nowhere");
     vt_tmpdir_remove(&dir);
 }

@@ -108,8 +108,8 @@ Test(tokenize, says_in_one_line_what_is_wrong)
     expect(ARGS("tokenize", "--model", f.model, "two", "texts"), NULL, 64, "one text");
     expect(ARGS("tokenize", "--model", f.model, "--file", "/x", "text"), NULL, 64, "both");
     expect(ARGS("tokenize", "x"), NULL, 64, "--model");
-    expect(ARGS("tokenize", "--model", "/no/such/file", "x"), NULL, 69, "/no/such/file");
-    expect(ARGS("tokenize", "--model", f.model, "--file", "/no/such/text"), NULL, 69, "/no/such/text");
+    expect(ARGS("tokenize", "--model", "/no/such/file", "x"), NULL, 64, "/no/such/file");
+    expect(ARGS("tokenize", "--model", f.model, "--file", "/no/such/text"), NULL, 64, "/no/such/text");
     expect(ARGS("tokenize", "--model", damaged, "x"), NULL, 65, "past the end");
     expect(ARGS("no-such-command"), NULL, 64, "no-such-command");
     expect(ARGS("--help"), NULL, 0, "tokenize");

@@ -59,6 +59,9 @@ vc_status_t vc_err_prefix(vc_err_t *err, const char *fmt, ...) __attribute__((fo
 /* Maps errno to a code: ENOENT NOT_FOUND, ENOSPC/EDQUOT NOSPACE, EROFS READONLY, EACCES/EPERM PERM, ENOMEM NOMEM, else
  * IO. */
 vc_status_t vc_status_from_errno(int errnum);
+/* The same for a path that the user named: one that leads nowhere (ENOENT, ENOTDIR, EISDIR, ELOOP, ENAMETOOLONG) is
+ * VC_ERR_INVALID, a wrong argument, rather than an object or a peer that is gone. */
+vc_status_t vc_status_from_path_errno(int errnum);
 
 /* Exit codes of all programs (sysexits): 0 good, 64 wrong flag or argument, 65 bad data, 69 peer unavailable,
  * 70 internal, 73 cannot create, 74 I/O, 75 temporary, 77 permission. */

@@ -1,0 +1,11 @@
+/* Network addresses as users write them. Pure: looks nothing up. */
+#ifndef VC_ADDR_H
+#define VC_ADDR_H
+
+#include "vc/status.h"
+
+/* VC_OK for HOST:PORT or [V6]:PORT with a host that is not empty and a port from 0 to 65535; VC_ERR_INVALID with a
+ * sentence that quotes it otherwise, NULL included. The resolver would take ports modulo 65536. */
+vc_status_t vc_addr_check(const char *address, vc_err_t *err);
+
+#endif
