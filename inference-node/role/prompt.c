@@ -34,18 +34,23 @@ vc_status_t node_prompt_read_file(const char *path, size_t max_bytes, char **tex
 {
     FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
     if (f == NULL)
-        return vc_err_set(err, vc_status_from_errno(errno), "cannot open %s: %s", path, strerror(errno));
+        return vc_err_set(err, vc_status_from_path_errno(errno), "cannot open %s: %s", path, strerror(errno));
+    errno = 0;
     vc_status_t status = read_all(f, max_bytes, text_p, bytes_p);
+    int why = errno;
     bool bad = status == VC_OK && ferror(f) != 0;
     if (f != stdin)
         fclose(f);
     if (bad) {
         vc_free(*text_p);
-        status = VC_ERR_IO;
+        *text_p = NULL; /* callers free it whatever the outcome */
+        status = vc_status_from_path_errno(why);
     }
     if (status != VC_OK)
         vc_err_set(err, status, "cannot read %s: %s", path,
-                   status == VC_ERR_RANGE ? "it is too large" : vc_status_name(status));
+                   bad                      ? strerror(why)
+                   : status == VC_ERR_RANGE ? "it is too large"
+                                            : vc_status_name(status));
     return status;
 }
 
