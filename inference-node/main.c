@@ -1,9 +1,11 @@
 /* vericache-node: finds the subcommand and runs it. Everything else lives in role/. */
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "role/cmd.h"
+#include "vc/status.h"
 
 static void print_help(FILE *out)
 {
@@ -11,6 +13,16 @@ static void print_help(FILE *out)
     for (const node_cmd_t *cmd = node_cmds; cmd->name != NULL; cmd++)
         fprintf(out, "  %-10s %s\n", cmd->name, cmd->summary);
     fputs("\n'vericache-node COMMAND --help' lists the options of a command; --version shows the version.\n", out);
+}
+
+/* What is still buffered counts as written only once it is: a full disk or a closed pipe is no success. */
+static int end_output(const char *name, int rc)
+{
+    if ((fflush(stdout) != 0 || ferror(stdout) != 0) && rc == 0) {
+        fprintf(stderr, "vericache-node %s: cannot write the output: %s\n", name, strerror(errno));
+        return vc_status_exit_code(VC_ERR_IO);
+    }
+    return rc;
 }
 
 int main(int argc, char **argv)
@@ -30,7 +42,7 @@ int main(int argc, char **argv)
     }
     for (const node_cmd_t *cmd = node_cmds; cmd->name != NULL; cmd++)
         if (strcmp(argv[1], cmd->name) == 0)
-            return cmd->run(argc - 1, argv + 1);
+            return end_output(cmd->name, cmd->run(argc - 1, argv + 1));
     fprintf(stderr, "vericache-node: unknown command '%s'; see vericache-node --help\n", argv[1]);
     return 64;
 }

@@ -1,6 +1,7 @@
 /* Commands of vericachectl: stats, prefixes, health. One call each, a table for people or JSON for programs. */
 #include "ctl.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -244,5 +245,10 @@ int ctl_run(int argc, char **argv, char **environ_list, FILE *out, FILE *err)
         rc = run_command(&c, command, err);
     }
     vc_config_free(config);
+    /* What is still buffered counts as written only once it is. */
+    if ((fflush(out) != 0 || ferror(out) != 0) && rc == 0) {
+        fprintf(err, "vericachectl: cannot write the output: %s\n", strerror(errno));
+        rc = vc_status_exit_code(VC_ERR_IO);
+    }
     return rc;
 }
