@@ -119,7 +119,8 @@ static vc_status_t open_db(cs_catalog_t *catalog, const char *path, vc_err_t *er
     vc_status_t status = take_error(message, "open", err);
     if (status != VC_OK)
         catalog->db = NULL;
-    return status;
+    /* The directory is made where it is missing, so it is one of the catalog's own files that is gone. */
+    return status == VC_ERR_NOT_FOUND ? VC_ERR_CORRUPT : status;
 }
 
 vc_status_t cs_catalog_open(const char *data_dir, bool readonly, cs_catalog_t **catalog_p, vc_err_t *err)

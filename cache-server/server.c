@@ -16,6 +16,7 @@
 #include "vc/mem.h"
 
 #define FILES_WANTED 4096 /* segments, sockets, RocksDB tables */
+#define FILES_LEAST 256   /* 64 segments, 64 tables, the rest for connections */
 
 struct cs_server {
     cs_bufpool_t *pool;
@@ -27,15 +28,20 @@ struct cs_server {
     char data_address[300];
 };
 
-static void raise_file_limit(void)
+/* The libraries abort the process where they get no descriptor, so too low a limit is refused at start. */
+static vc_status_t raise_file_limit(vc_err_t *err)
 {
     struct rlimit rl;
     if (getrlimit(RLIMIT_NOFILE, &rl) != 0 || rl.rlim_cur >= FILES_WANTED)
-        return;
+        return VC_OK;
     rl.rlim_cur = rl.rlim_max < FILES_WANTED ? rl.rlim_max : FILES_WANTED;
     if (setrlimit(RLIMIT_NOFILE, &rl) != 0 || rl.rlim_cur < FILES_WANTED)
         vc_log_warn("server", "few open files allowed limit=%llu wanted=%d", (unsigned long long)rl.rlim_cur,
                     FILES_WANTED);
+    if (rl.rlim_cur < FILES_LEAST)
+        return vc_err_set(err, VC_ERR_BUSY, "only %llu open files are allowed, the least that works is %d (ulimit -n)",
+                          (unsigned long long)rl.rlim_cur, FILES_LEAST);
+    return VC_OK;
 }
 
 static uint32_t data_stats(void *arg, cs_stat_t *stats, uint32_t cap)
@@ -146,11 +152,11 @@ static vc_status_t write_port_file(const cs_server_t *s, const char *host, size_
         return vc_err_set(err, VC_ERR_INVALID, "--port-file is too long");
     FILE *f = fopen(aside, "we");
     if (f == NULL)
-        return vc_err_set(err, vc_status_from_errno(errno), "cannot write %s: %s", aside, strerror(errno));
+        return vc_err_set(err, vc_status_from_path_errno(errno), "cannot write %s: %s", aside, strerror(errno));
     fprintf(f, "%d\nlisten=%.*s:%d\ndata=%s\n", cs_server_port(s), (int)host_len, host, cs_server_port(s),
             s->data_address[0] != '\0' ? s->data_address : "none");
     if (fclose(f) != 0 || rename(aside, path) != 0)
-        return vc_err_set(err, vc_status_from_errno(errno), "cannot write %s: %s", path, strerror(errno));
+        return vc_err_set(err, vc_status_from_path_errno(errno), "cannot write %s: %s", path, strerror(errno));
     return VC_OK;
 }
 
@@ -175,8 +181,9 @@ vc_status_t cs_server_start(const cs_config_t *config, cs_server_t **server_p, v
     if (s == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory");
     s->grace_ms = (uint32_t)config->grace_ms;
-    raise_file_limit();
-    vc_status_t st = start_store(s, config, err);
+    vc_status_t st = raise_file_limit(err);
+    if (st == VC_OK)
+        st = start_store(s, config, err);
     if (st == VC_OK)
         st = start_dataplane(s, config, err);
     if (st == VC_OK)

@@ -191,9 +191,10 @@ static vc_status_t lock_dir(cs_store_t *s, vc_err_t *err)
     char path[4096];
     if (snprintf(path, sizeof(path), "%s/LOCK", s->data_dir) >= (int)sizeof(path))
         return vc_err_set(err, VC_ERR_RANGE, "the path of the data directory is too long");
-    if (mkdir(s->data_dir, 0700) != 0 && errno != EEXIST && !(errno == EROFS && access(s->data_dir, X_OK) == 0))
-        return vc_err_set(err, vc_status_from_errno(errno), "cannot make the data directory %s: %s", s->data_dir,
-                          strerror(errno));
+    int made = mkdir(s->data_dir, 0700) != 0 ? errno : 0;
+    if (made != 0 && made != EEXIST && !(made == EROFS && access(s->data_dir, X_OK) == 0))
+        return vc_err_set(err, vc_status_from_path_errno(made), "cannot make the data directory %s: %s", s->data_dir,
+                          strerror(made));
     s->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (s->lock_fd < 0 && means_readonly(errno)) {
         int why = errno;
@@ -207,10 +208,22 @@ static vc_status_t lock_dir(cs_store_t *s, vc_err_t *err)
                     strerror(why));
     }
     if (s->lock_fd < 0)
-        return vc_err_set(err, vc_status_from_errno(errno), "cannot open %s: %s", path, strerror(errno));
+        return vc_err_set(err, vc_status_from_path_errno(errno), "cannot open %s: %s", path, strerror(errno));
     if (flock(s->lock_fd, LOCK_EX | LOCK_NB) != 0)
         return vc_err_set(err, VC_ERR_BUSY, "another process holds the data directory %s", s->data_dir);
     return VC_OK;
+}
+
+/* Segments are a share of the capacity: of one that the disk can never hold, not even one might fit. */
+static void cap_at_disk(cs_store_t *s)
+{
+    uint64_t total = cs_disk_total(s), least = cs_smallest_capacity(&s->opts);
+    if (total == 0 || s->opts.capacity_bytes <= total)
+        return;
+    uint64_t capacity = VC_MAX(total, least);
+    vc_log_warn("store", "capacity is larger than the disk, using less dir=%s capacity_bytes=%llu used_as_bytes=%llu",
+                s->data_dir, (unsigned long long)s->opts.capacity_bytes, (unsigned long long)capacity);
+    s->opts.capacity_bytes = capacity;
 }
 
 static void check_disk(cs_store_t *s)
@@ -223,6 +236,7 @@ static void check_disk(cs_store_t *s)
         s->no_space = true;
         return;
     }
+    s->is_disk_full = true;
     vc_log_warn("store", "disk is full, serving read-only dir=%s free_bytes=%llu", s->data_dir,
                 (unsigned long long)cs_disk_free(s));
     s->readonly = true;
@@ -236,6 +250,8 @@ static vc_status_t open_files(cs_store_t *s, vc_err_t *err)
         s->readonly = true;
         status = cs_catalog_open(s->data_dir, true, &s->catalog, err);
     }
+    if (status == VC_ERR_NOT_FOUND && s->is_disk_full)
+        return vc_err_set(err, VC_ERR_NOSPACE, "the disk of %s is full, and no store is there yet", s->data_dir);
     if (status != VC_OK)
         return s->readonly ? vc_err_prefix(err, "%s is read-only or full and cannot be served", s->data_dir) : status;
     return cs_segdir_open(s->data_dir, s->readonly, &s->segdir, err);
@@ -340,6 +356,7 @@ static vc_status_t open_steps(cs_store_t *s, vc_err_t *err)
     if ((status = lock_dir(s, err)) != VC_OK)
         return status;
     check_disk(s);
+    cap_at_disk(s);
     s->segment_bytes = cs_segment_file_bytes(s->opts.capacity_bytes, cs_bufpool_buf_bytes(s->opts.pool));
     if ((status = open_files(s, err)) != VC_OK || (status = cs_recover(s, err)) != VC_OK ||
         (status = start_generation(s, err)) != VC_OK || (status = make_room_at_start(s, err)) != VC_OK)

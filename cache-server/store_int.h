@@ -129,7 +129,8 @@ struct cs_store {
     char *data_dir;
     int lock_fd;
     uint64_t boot_id, generation;
-    bool readonly; /* set before the threads start, never changed */
+    bool readonly;     /* set before the threads start, never changed */
+    bool is_disk_full; /* at start, even without the ballast; as readonly */
     pthread_mutex_t mu;
     pthread_cond_t commit_work, tick_work, idle;
     pthread_t commit_thread, tick_thread;
@@ -243,6 +244,7 @@ void *cs_commit_main(void *arg);
 /* ---- store_space.c ---- */
 uint64_t cs_smallest_capacity(const cs_store_opts_t *opts);
 uint64_t cs_segments_budget(const cs_store_t *s); /* locked */
+uint64_t cs_disk_total(const cs_store_t *store);  /* size of the file system; 0: unknown */
 uint64_t cs_disk_free(const cs_store_t *s);       /* statvfs; no lock */
 vc_status_t cs_ballast_make(cs_store_t *s, vc_err_t *err);
 void cs_ballast_release(cs_store_t *s);

@@ -47,6 +47,14 @@ uint64_t cs_disk_free(const cs_store_t *s)
     return (uint64_t)fs.f_bavail * fs.f_frsize;
 }
 
+uint64_t cs_disk_total(const cs_store_t *s)
+{
+    struct statvfs fs;
+    if (statvfs(s->data_dir, &fs) != 0)
+        return 0;
+    return (uint64_t)fs.f_blocks * fs.f_frsize;
+}
+
 /* ---- ballast and the low-water mark ---- */
 
 static bool ballast_path(const cs_store_t *s, char path[4096])
