@@ -87,13 +87,18 @@ static void write_document(remote_cluster_t *c)
     vt_file_write(vt_tmpdir_path(&c->dir, "prompt.txt"), text, n + strlen(question));
 }
 
+void remote_cluster_write_files(remote_cluster_t *c)
+{
+    write_model(c, "model.gguf", 1);
+    write_model(c, "other.gguf", 2);
+    write_document(c);
+}
+
 void remote_cluster_start(remote_cluster_t *c)
 {
     memset(c, 0, sizeof(*c));
     vt_tmpdir_create(&c->dir);
-    write_model(c, "model.gguf", 1);
-    write_model(c, "other.gguf", 2);
-    write_document(c);
+    remote_cluster_write_files(c);
     remote_cluster_start_server(c);
     char model[512];
     snprintf(model, sizeof(model), "%s", vt_tmpdir_path(&c->dir, "model.gguf"));

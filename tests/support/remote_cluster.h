@@ -20,6 +20,8 @@ typedef struct remote_cluster {
 /* Model, document and both processes. */
 void remote_cluster_start(remote_cluster_t *c);
 void remote_cluster_stop(remote_cluster_t *c);
+/* Models and document alone, for tests that start the rest themselves in a directory of their own making. */
+void remote_cluster_write_files(remote_cluster_t *c);
 /* The server alone, again on the port it had or (first start) on any. */
 void remote_cluster_start_server(remote_cluster_t *c);
 void remote_cluster_start_verify(remote_cluster_t *c, const char *model);
