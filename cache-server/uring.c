@@ -278,11 +278,15 @@ unsigned cs_uring_reap(cs_uring_t *uring)
         return 0;
     if (uring->has_ring) {
         struct io_uring_cqe *cqe;
-        while (io_uring_peek_cqe(&uring->ring, &cqe) == 0) {
+        /* Bounded by what is there now, or a fast disk would keep the loop here for ever. */
+        for (uint32_t left = uring->at_kernel; left > 0 && io_uring_peek_cqe(&uring->ring, &cqe) == 0; left--) {
             cs_io_t *io = io_uring_cqe_get_data(cqe);
             int32_t result = cqe->res;
             io_uring_cqe_seen(&uring->ring, cqe);
             n += finish(uring, io, result);
+            /* done may take as long as a transfer (it sums records): the disk must not run dry meanwhile. */
+            if (uring->queue && uring->at_kernel < uring->depth)
+                cs_uring_flush(uring);
         }
     } else {
         cs_io_t *io = cs_iothreads_take(uring->threads);
