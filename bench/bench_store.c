@@ -442,7 +442,8 @@ static void measure_disk(void)
     if (mkdir(dir, 0700) != 0)
         bench_fail("cannot make %s", dir);
     make_names(&d.t, (vc_kv_shape_t){30, 3, 64, 64, VC_DTYPE_F16}, 16192);
-    open_target(&d.t, dir, VC_MAX(n_put, depth), ((uint64_t)n_rounds * n_put * 1970176u) * 4 / 3 + ((uint64_t)1 << 30));
+    uint64_t needed = (uint64_t)n_rounds * n_put * 1970176u * 3 / 2; /* nothing is evicted */
+    open_target(&d.t, dir, VC_MAX(n_put, depth), VC_MAX(needed, (uint64_t)10 << 30) /* the default */);
     blob_open(&d.blob, bench_tmpdir(), "blob");
     bench_note("store io mode %s, %u in flight, %u records a put round in batches of %u, fresh segments",
                cs_io_mode_name(cs_workers_io_mode(d.t.workers)), depth, n_put, BATCH);
