@@ -17,7 +17,8 @@
 #include "kernels/backend.h"
 #include "vc/mem.h"
 
-enum { SPIN_BARRIER = 4000, SPIN_JOB = 1000 };
+/* Pauses: about 50 and 25 microseconds. */
+enum { SPIN_BARRIER = 2000, SPIN_JOB = 1000 };
 
 /* A counter that threads wait on to change. sleepers is raised before the kernel compares the word, and the word is
  * changed before sleepers is read (both sequentially consistent), so a sleeper is either seen or does not sleep. */
