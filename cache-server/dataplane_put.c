@@ -138,7 +138,7 @@ void dp_put_advance(dp_op_t *op)
     case DP_STORING:
         if (op->status == VC_OK || op->status == VC_ERR_EXISTS)
             DP_COUNT(op->dp, puts, 1);
-        acknowledge(op, op->status, op->status == VC_OK ? "" : vc_status_name(op->status));
+        acknowledge(op, op->status, op->status == VC_OK ? "" : vc_status_text(op->status));
         return;
     default:
         if (op->status != VC_OK)

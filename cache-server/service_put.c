@@ -88,7 +88,7 @@ static vc_status_t upload_error(vc_status_t st, uint64_t id, vc_err_t *err)
         return vc_err_set(err, st, "upload %llu is unknown or has expired", n);
     if (st == VC_ERR_PERM)
         return vc_err_set(err, st, "wrong token for upload %llu", n);
-    return vc_err_set(err, st, "upload %llu: %s", n, vc_status_name(st));
+    return vc_err_set(err, st, "upload %llu: %s", n, vc_status_text(st));
 }
 
 vc_status_t cs_service_commit(void *arg, vc_rpc_call_t *call, const uint8_t *req, size_t len, vc_bytes_t *resp,

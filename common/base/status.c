@@ -87,6 +87,23 @@ vc_status_t vc_status_from_errno(int errnum)
     }
 }
 
+const char *vc_status_text(vc_status_t status)
+{
+    switch (status) {
+    case VC_ERR_BUSY: return "too much is going on, try again later";
+    case VC_ERR_TIMEOUT: return "it took too long";
+    case VC_ERR_NOT_FOUND: return "it is not there";
+    case VC_ERR_STALE: return "it has expired";
+    case VC_ERR_CORRUPT: return "its checksum or structure does not hold";
+    case VC_ERR_PERM: return "it is not allowed";
+    case VC_ERR_NOMEM: return "out of memory";
+    case VC_ERR_NOSPACE: return "the disk or the capacity is full";
+    case VC_ERR_READONLY: return "the store is read-only";
+    case VC_ERR_IO: return "input or output failed";
+    default: return vc_status_name(status);
+    }
+}
+
 vc_status_t vc_status_from_path_errno(int errnum)
 {
     switch (errnum) {

@@ -37,7 +37,7 @@ void data_put_message(vc_data_t *d, const vc_frame_t *frame)
             d->bytes_acked += slot->bytes;
         } else if (d->refused == VC_OK) {
             d->refused = vc_err_set(&d->refusal, frame->status, "data plane %s: record refused: %s", d->address,
-                                    frame->text[0] != '\0' ? frame->text : vc_status_name(frame->status));
+                                    frame->text[0] != '\0' ? frame->text : vc_status_text(frame->status));
         }
         slot->acknowledged = true;
         release_if_done(slot);

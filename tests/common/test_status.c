@@ -89,3 +89,11 @@ Test(status, a_path_that_leads_nowhere_is_a_wrong_argument)
     cr_assert_eq(vc_status_from_path_errno(EROFS), VC_ERR_READONLY);
     cr_assert_eq(vc_status_from_path_errno(EACCES), VC_ERR_PERM);
 }
+
+Test(status, every_code_has_words)
+{
+    for (size_t i = 0; i < VC_ARRAY_LEN(all); i++)
+        cr_assert(strlen(vc_status_text(all[i])) > 0);
+    cr_assert_not_null(strstr(vc_status_text(VC_ERR_NOSPACE), "full"));
+    cr_assert_str_eq(vc_status_text((vc_status_t)-999), "unknown");
+}

@@ -49,6 +49,10 @@ typedef struct vc_err {
 /* Short lower-case name, e.g. "not_found". Never NULL, static storage. */
 const char *vc_status_name(vc_status_t status);
 
+/* Words for a sentence to people where nothing closer to the cause is known, e.g. "the disk or the capacity is full";
+ * the name where there is nothing to add. Never NULL, static storage. */
+const char *vc_status_text(vc_status_t status);
+
 /* Fills *err (when not NULL) and returns status, so that `return vc_err_set(err, VC_ERR_INVALID, "...")` works.
  * The sentence names the object and the cause, without a trailing dot or newline. */
 vc_status_t vc_err_set(vc_err_t *err, vc_status_t status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
