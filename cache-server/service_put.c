@@ -196,6 +196,8 @@ static vc_status_t put_record(put_t *p, vc_err_t *err)
     vc_status_t st = cs_store_put(p->s->o.store, NULL, p->upload_id, &p->token, op->buf, op->bytes, put_done, op, err);
     p->buf = NULL;
     p->filled = 0;
+    if (st == VC_ERR_CORRUPT) /* damaged at the client or on its way */
+        cs_store_count_wire_corrupt(p->s->o.store);
     if (st != VC_OK) /* the callback never runs; EXISTS may come either way */
         put_done(op, st);
     if (st != VC_OK && st != VC_ERR_EXISTS)

@@ -165,6 +165,7 @@ Test(service, damaged_record_is_refused_at_the_door)
     vcache_error_t err = {0};
     cr_assert_eq(sx_register_by(&sx, sx.client, 1, 0, 4, &source, NULL, &err), VC_ERR_CORRUPT, "%s", err.msg);
     cr_assert_neq(err.msg[0], '\0');
+    cr_assert_eq(sx_stat(&sx, "corrupt_wire"), 1);
     cr_assert_eq(sx_stat(&sx, "objects_full"), 0);
     sx_end(&sx);
 }
