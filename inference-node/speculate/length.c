@@ -101,16 +101,19 @@ bool node_length_begin(node_length_t *l)
 {
     l->n_round = 0;
     l->p_all = 1;
-    l->probing = false;
+    l->n_probe = 0;
     if (!l->max_draft || l->cost_us[0] <= 0)
         return false;
     if (l->draft_us > 0 && pays(l, 0, node_length_mean_chance(l)))
         return true;
     double extra = node_length_verify_us(l, 1 + PROBE_TOKENS) - node_length_verify_us(l, 1);
-    l->probing = l->draft_us <= 0 || l->probe_credit_us >= PROBE_TOKENS * l->draft_us + extra;
-    if (l->probing)
+    if (l->draft_us <= 0)
+        l->n_probe = 1; /* nothing is known: one draft tells both costs, and costs little in a short answer */
+    else if (l->probe_credit_us >= PROBE_TOKENS * l->draft_us + extra)
+        l->n_probe = PROBE_TOKENS;
+    if (l->n_probe)
         l->probe_credit_us = 0;
-    return l->probing;
+    return l->n_probe > 0;
 }
 
 bool node_length_more(node_length_t *l, double margin)
@@ -121,8 +124,8 @@ bool node_length_more(node_length_t *l, double margin)
     l->p_all *= node_length_chance(l, margin);
     if (l->n_round >= l->max_draft)
         return false;
-    if (l->probing)
-        return l->n_round < PROBE_TOKENS;
+    if (l->n_probe)
+        return l->n_round < l->n_probe;
     return pays(l, l->n_round, l->p_all * node_length_mean_chance(l));
 }
 

@@ -6,7 +6,7 @@
  * calibrated chances: the margin by which the drafter's pick won is put in a bin, each bin learns how often its tokens
  * were accepted; a token that is not drafted yet has the mean chance. Where the first draft already does not pay the
  * length is 0, and a probe of two tokens follows as soon as a hundredth of the plain decoding time since the last one
- * covers its cost.
+ * covers its cost. The very first probe is one token.
  */
 #ifndef NODE_LENGTH_H
 #define NODE_LENGTH_H
@@ -26,8 +26,7 @@ typedef struct node_length {
     double sum_tokens, sum_us;                                       /* decayed totals: the rate now */
     double probe_credit_us;
     /* the round that is being drafted */
-    uint32_t n_round;
-    bool probing;
+    uint32_t n_round, n_probe; /* n_probe: drafts of a probe, 0 when this round is none */
     double p_all;
     uint8_t bin[NODE_LENGTH_MAX];
 } node_length_t;

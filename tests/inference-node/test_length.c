@@ -106,6 +106,13 @@ Test(length, the_first_round_is_plain_and_the_first_drafts_are_a_probe)
     cr_assert_not(node_length_begin(&l));
     node_length_end(&l, &(node_length_round_t){0, 0, 1, 0, 8000});
     cr_assert(node_length_begin(&l));
+    cr_assert_not(node_length_more(&l, 10)); /* one token, however sure */
+    node_length_end(&l, &(node_length_round_t){1, 1, 2, 9000, 8500});
+    cr_assert_not(node_length_begin(&l)); /* a draft step as dear as decoding */
+    uint32_t n_plain = 0;
+    for (; !node_length_begin(&l); n_plain++)
+        node_length_end(&l, &(node_length_round_t){0, 0, 1, 0, 8000});
+    cr_assert(n_plain > 200 && n_plain < 300, "%u plain rounds before the next probe", n_plain);
     cr_assert(node_length_more(&l, 10));
     cr_assert_not(node_length_more(&l, 10));
 }
