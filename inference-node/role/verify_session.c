@@ -1,14 +1,16 @@
 /*
  * One Verify stream. State machine: Open -> fetch -> prefill -> rounds -> store.
  *
- * A round takes the drafts that are there. With none it waits as long as decoding the tokens of an average round by
- * itself would take, at least two decode steps; then it decodes one token without a draft. So a slow or silent drafter
- * never holds a request up, and a drafter that is on its way is waited for while that pays.
+ * A round takes the drafts that are there. With none it waits: two decode steps where nothing is known of the drafter,
+ * and as long as decoding a draft of its usual length would take while its drafts come in time (role/patience.h). Then
+ * it decodes one token without a draft. So a slow or silent drafter does not hold a request up, and one that is on its
+ * way is waited for while that pays.
  */
 #include "role/verify_session.h"
 
 #include <string.h>
 
+#include "role/patience.h"
 #include "role/store_chain.h"
 #include "role/verify_queue.h"
 #include "speculate/verifier.h"
@@ -33,10 +35,10 @@ typedef struct stream {
     float *logits;    /* [max_draft + 1][n_vocab] */
     node_row_t *rows; /* [PREFILL_ROWS or max_draft + 1] */
     uint32_t rows_cap;
-    uint64_t kv_bytes;       /* reserved in the service's budget */
-    double step_us;          /* a pass without drafts, decayed mean */
-    double tokens_per_round; /* decayed mean of rounds with drafts */
-    uint32_t rows_sent;      /* tail rows before this position are with the drafter */
+    uint64_t kv_bytes; /* reserved in the service's budget */
+    double step_us;    /* a pass without drafts, decayed mean */
+    node_patience_t patience;
+    uint32_t rows_sent; /* tail rows before this position are with the drafter */
     bool half_closed;
 } stream_t;
 
@@ -247,8 +249,11 @@ static vc_status_t receive_draft(stream_t *s, uint32_t timeout_ms, vc_err_t *err
         status = vc_err_set(err, VC_ERR_PROTOCOL, "a second Open on one stream");
     uint32_t n = 0;
     const uint32_t *committed = node_verifier_tokens(s->verifier, &n);
+    uint32_t had = s->queue.n;
     if (status == VC_OK)
         status = node_verify_queue_push(&s->queue, &request.draft, committed, n, s->open->n_prompt, err);
+    if (status == VC_OK)
+        node_patience_draft(&s->patience, request.draft.n_tokens, s->queue.n > had ? s->queue.n - had : 0);
     node_wire_request_free(&request);
     return status;
 }
@@ -256,7 +261,9 @@ static vc_status_t receive_draft(stream_t *s, uint32_t timeout_ms, vc_err_t *err
 /* Drafts for the next round, or none when waiting longer does not pay. */
 static vc_status_t collect_drafts(stream_t *s, vc_err_t *err)
 {
-    double patience_us = s->step_us * VC_MAX(2.0, s->tokens_per_round);
+    if (node_verifier_max_useful(s->verifier) == 0) /* the last token: no draft could be committed beside it */
+        return VC_OK;
+    double patience_us = s->step_us * node_patience_steps(&s->patience);
     uint64_t deadline = vc_clock_now_us(s->service->clock) + (uint64_t)VC_MIN(patience_us, (double)WAIT_MAX_US);
     for (;;) {
         uint64_t now = vc_clock_now_us(s->service->clock);
@@ -271,12 +278,12 @@ static vc_status_t collect_drafts(stream_t *s, vc_err_t *err)
     }
 }
 
-static void learn(stream_t *s, const node_verdict_t *verdict, uint32_t n_drafts, double us)
+static void learn(stream_t *s, uint32_t n_drafts, double us)
 {
-    if (n_drafts == 0)
-        s->step_us = s->step_us == 0 ? us : 0.8 * s->step_us + 0.2 * us;
-    else
-        s->tokens_per_round = 0.8 * s->tokens_per_round + 0.2 * verdict->n_tokens;
+    if (n_drafts > 0)
+        return;
+    s->step_us = s->step_us == 0 ? us : 0.8 * s->step_us + 0.2 * us;
+    node_patience_missed(&s->patience);
 }
 
 static vc_status_t run_rounds(stream_t *s, vc_err_t *err)
@@ -294,7 +301,7 @@ static vc_status_t run_rounds(stream_t *s, vc_err_t *err)
         status = run_pass(s, drafts, n, &verdict, err);
         if (status != VC_OK)
             break;
-        learn(s, &verdict, n, (double)(vc_clock_now_us(s->service->clock) - start));
+        learn(s, n, (double)(vc_clock_now_us(s->service->clock) - start));
         node_verify_queue_commit(&s->queue, verdict.tokens, verdict.n_tokens);
         status = send_verdict(s, &verdict);
     }
@@ -341,7 +348,6 @@ static vc_status_t open_stream(stream_t *s, vc_err_t *err)
     opened->tokens_computed = s->open->n_prompt + s->open->n_committed - opened->blocks_fetched * NODE_TILE;
     s->step_us =
         (double)us / (double)VC_MAX(1u, opened->tokens_computed); /* too low at first; learnt from round one on */
-    s->tokens_per_round = 2;
     vc_bytes_t bytes;
     if (status == VC_OK)
         status = node_wire_pack_opened(opened, &bytes);

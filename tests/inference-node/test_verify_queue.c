@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "role/patience.h"
 #include "role/verify_queue.h"
 #include "vc/mem.h"
 
@@ -93,6 +94,24 @@ Test(verify_queue, gaps_prompt_positions_and_floods_are_protocol_errors)
     }
     cr_assert_eq(status, VC_ERR_PROTOCOL);
     cr_assert_eq(q.n, NODE_QUEUE_CAP);
+}
+
+Test(patience, a_drafter_in_time_is_waited_for_and_a_late_one_twice)
+{
+    node_patience_t p = {0};
+    cr_assert_eq(node_patience_steps(&p), NODE_PATIENCE_LEAST);
+    node_patience_missed(&p);
+    node_patience_missed(&p);
+    node_patience_draft(&p, 8, 0); /* the first one, although too late */
+    cr_assert_eq(node_patience_steps(&p), 10u);
+    node_patience_missed(&p);
+    cr_assert_eq(node_patience_steps(&p), 10u);
+    node_patience_missed(&p);
+    cr_assert_eq(node_patience_steps(&p), NODE_PATIENCE_LEAST);
+    node_patience_draft(&p, 8, 3); /* mostly too late */
+    cr_assert_eq(node_patience_steps(&p), NODE_PATIENCE_LEAST);
+    node_patience_draft(&p, 6, 3);
+    cr_assert_eq(node_patience_steps(&p), 8u);
 }
 
 static node_wire_open_t sample_open(void)
