@@ -235,7 +235,7 @@ vc_status_t cs_segment_recycle(cs_segment_t *segment, uint32_t version, vc_err_t
         return status;
     segment->version = version;
     segment->tail = CS_SEGMENT_HEADER_BYTES;
-    segment->is_bad = false;
+    segment->is_bad = segment->sync_failed = false;
     return VC_OK;
 }
 

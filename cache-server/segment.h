@@ -39,6 +39,7 @@ typedef struct cs_segment {
     uint8_t state;    /* cs_segment_state_t */
     bool is_dirty;    /* number and version are not in the catalog yet */
     bool is_bad;      /* a write or sync failed: no more appends before it was recycled */
+    bool sync_failed; /* what was written and not committed by then is lost for good; commit thread only */
     uint64_t tail;    /* where the next record goes */
     uint64_t live_bytes;
     uint32_t live_objects;

@@ -33,20 +33,26 @@ static void mark_touched(cs_upload_t *commits, uint8_t *touched)
     }
 }
 
+/* The kernel reports a failed write-back once: a second fdatasync of the same file would say OK about bytes that the
+ * first one lost. So a segment whose sync failed once fails every later commit of what was put before. */
 static void sync_touched(cs_store_t *s, uint8_t *touched, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
         if (touched[i] == UNTOUCHED)
             continue;
         cs_segment_t *segment = s->segments[i]; /* has writers: stays; only this thread changes the array */
+        if (segment->sync_failed) {
+            touched[i] = SYNC_FAILED;
+            continue;
+        }
         vc_status_t status = cs_fault_status(cs_fault_hit("commit.sync"));
         if (status == VC_OK && s->opts.rocksdb_sync && fdatasync(segment->fd) != 0)
             status = vc_status_from_errno(errno);
         if (status == VC_OK)
             continue;
-        /* After a failed sync the kernel may have dropped the pages: what was written is not known. */
         vc_log_error("store", "fdatasync failed segment=%u status=%s", i, vc_status_name(status));
         touched[i] = SYNC_FAILED;
+        segment->sync_failed = true;
         cs_lock(s);
         segment->is_bad = true;
         cs_unlock(s);

@@ -248,6 +248,27 @@ Test(store_damage, a_failed_sync_fails_the_commit_and_nothing_becomes_visible)
     fx_fini(&fx);
 }
 
+/* The kernel tells of a lost write once. A second sync says OK, and must not be believed. */
+Test(store_damage, after_a_failed_sync_what_others_put_into_the_segment_before_is_not_committed_either)
+{
+    fx_t fx;
+    cs_upload_info_t a, b;
+    uint8_t missing[2];
+    open_with(&fx, 3);
+    cr_assert_eq(fx_begin(&fx, 1, 0, 1, FX_FULL, &a, missing), VC_OK);
+    cr_assert_eq(fx_begin(&fx, 2, 0, 1, FX_FULL, &b, missing), VC_OK);
+    cr_assert_eq(fx_put(&fx, &a, 1, 0, 0), VC_OK);
+    cr_assert_eq(fx_put(&fx, &b, 2, 0, 0), VC_OK); /* into the same segment */
+    cr_assert_eq(cs_fault_arm("commit.sync:1:eio"), VC_OK);
+    cr_assert_eq(fx_commit(&fx, &a), VC_ERR_IO);
+    cr_assert_eq(fx_commit(&fx, &b), VC_ERR_IO);
+    cs_fault_arm(NULL);
+    cr_assert_eq(fx_readable(&fx, 2, 1, 0), 0);
+    cr_assert_eq(fx_register(&fx, 2, 0, 1, FX_FULL), VC_OK); /* into another segment */
+    cr_assert_eq(fx_readable(&fx, 2, 1, 0), 1);
+    fx_fini(&fx);
+}
+
 Test(store_damage, a_failed_catalog_write_stops_writes_until_the_catalog_was_reopened)
 {
     fx_t fx;
