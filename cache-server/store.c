@@ -242,6 +242,29 @@ static void check_disk(cs_store_t *s)
     s->readonly = true;
 }
 
+/* New directories are durable only when the ones that name them are synced: before the first record is. */
+static vc_status_t sync_directory(const char *path, vc_err_t *err)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int errnum = fd < 0 || fsync(fd) != 0 ? errno : 0;
+    if (fd >= 0)
+        close(fd);
+    if (errnum == 0 || errnum == EINVAL) /* some file systems sync no directories */
+        return VC_OK;
+    return vc_err_set(err, vc_status_from_errno(errnum), "cannot sync the directory %s: %s", path, strerror(errnum));
+}
+
+static vc_status_t sync_directories(const cs_store_t *s, vc_err_t *err)
+{
+    char above[4096 + 4];
+    snprintf(above, sizeof(above), "%.4095s/..", s->data_dir);
+    vc_status_t status = sync_directory(s->data_dir, err);
+    if (status == VC_OK &&
+        access(above, R_OK) == 0) /* whoever made a directory that we may not read has to see to it */
+        status = sync_directory(above, err);
+    return status;
+}
+
 static vc_status_t open_files(cs_store_t *s, vc_err_t *err)
 {
     vc_status_t status = cs_catalog_open(s->data_dir, s->readonly, &s->catalog, err);
@@ -254,7 +277,8 @@ static vc_status_t open_files(cs_store_t *s, vc_err_t *err)
         return vc_err_set(err, VC_ERR_NOSPACE, "the disk of %s is full, and no store is there yet", s->data_dir);
     if (status != VC_OK)
         return s->readonly ? vc_err_prefix(err, "%s is read-only or full and cannot be served", s->data_dir) : status;
-    return cs_segdir_open(s->data_dir, s->readonly, &s->segdir, err);
+    status = cs_segdir_open(s->data_dir, s->readonly, &s->segdir, err);
+    return status == VC_OK && !s->readonly ? sync_directories(s, err) : status;
 }
 
 /* The new generation is durable before anything is answered. */
