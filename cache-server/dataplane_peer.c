@@ -234,10 +234,19 @@ void dp_peers_close_doomed(cs_dataplane_t *dp)
     }
 }
 
+/* A fetch that could go on if the peer gave credits. One that waits for a buffer of ours is not the peer's fault. */
+static bool owes_credits(const dp_peer_t *peer)
+{
+    for (const dp_fetch_t *f = peer->fetches; f != NULL; f = f->next)
+        if (f->credits == 0 && f->next_block < f->end && !f->stopping)
+            return true;
+    return false;
+}
+
 /* Silent while we wait for it: sends or receives that do not move, a fetch it gives no credits for, no hello. */
 static bool is_stalled(const dp_peer_t *peer, uint64_t now)
 {
-    bool owes = peer->on_wire > 0 || !peer->greeted || (peer->n_fetches > 0 && peer->n_records == 0);
+    bool owes = peer->on_wire > 0 || !peer->greeted || (peer->n_records == 0 && owes_credits(peer));
     return owes && now - peer->progress_us > (uint64_t)peer->dp->opts.peer_timeout_ms * 1000;
 }
 

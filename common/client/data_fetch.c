@@ -60,6 +60,10 @@ bool data_fetch_message(vc_data_t *d, const vc_frame_t *frame, void *desc)
         make_ready(slot, frame->status);
         return false;
     }
+    if (desc == NULL) { /* decode saw to it that a good record has bytes; no transport of ours drops them */
+        data_break(d, VC_ERR_PROTOCOL, "block %u came without its bytes", frame->block);
+        return false;
+    }
     slot->state = SLOT_RECEIVING;
     slot->op = (vc_ucx_op_t){on_received, slot};
     vc_status_t st = vc_ucx_recv(d->ucx, desc, slot->buf, slot->bytes, &slot->op);

@@ -374,6 +374,46 @@ static void check_stalled(bool by_credit)
 Test(dataplane_abuse, a_peer_that_reads_nothing_is_closed_and_its_window_returns) { check_stalled(false); }
 Test(dataplane_abuse, a_peer_that_gives_no_credit_is_closed) { check_stalled(true); }
 
+/* Others hold every buffer: the fetch waits, and its peer is not blamed for the silence. */
+Test(dataplane_abuse, a_peer_whose_fetch_waits_for_a_buffer_is_not_taken_for_stalled)
+{
+    world_t w;
+    raw_t r;
+    vc_fake_clock_t clock;
+    cs_buf_t *held[12];
+    vc_fake_clock_init(&clock, 1000000);
+    world_open(&w, &world_small_shape, 16);
+    w.opts.clock = &clock.clock;
+    world_start_server(&w);
+    world_fill(&w);
+    vc_data_lease_t lease = world_lease(&w);
+    for (size_t i = 0; i < VC_ARRAY_LEN(held); i++)
+        cr_assert_not_null(held[i] = cs_bufpool_get(w.pool));
+    raw_connect(&r, cs_dataplane_address(w.dp));
+    raw_hello(&r);
+    vc_frame_t f = fetch_frame(&lease, 4);
+    f.credits = 4;
+    raw_send_frame(&r, &f);
+    WORLD_WAIT_EXACTLY(&w, fetches, 1);
+    vc_fake_clock_advance(&clock, (uint64_t)w.opts.peer_timeout_ms * 1000 + 1);
+    /* One that never says hello shows when the timeouts have been looked at: it comes later, and is closed. */
+    raw_t other;
+    raw_connect(&other, cs_dataplane_address(w.dp));
+    uint64_t limit = vc_clock_now_us(vc_clock_system()) + WORLD_LIMIT_US;
+    while (world_stats(&w).peers_total < 2 && vc_clock_now_us(vc_clock_system()) < limit)
+        vc_ucx_progress(other.ucx);
+    vc_fake_clock_advance(&clock, (uint64_t)w.opts.peer_timeout_ms * 1000 + 1);
+    WORLD_WAIT_EXACTLY(&w, peers_stalled, 1);
+    raw_until(&other, &other.n_lost, 1);
+    cr_assert_eq(r.n_lost, 0);
+    for (size_t i = 0; i < VC_ARRAY_LEN(held); i++)
+        cs_bufpool_put(w.pool, held[i]);
+    raw_until(&r, &r.n_by_type[VC_FRAME_FETCH_DATA], 4);
+    raw_close(&other);
+    raw_close(&r);
+    abuse_close(&w, &lease);
+}
+
 Test(dataplane_abuse, a_peer_that_never_says_hello_is_closed)
 {
     world_t w;
