@@ -1,12 +1,8 @@
 /* The option table, and the rules between options. */
 #include "config.h"
 
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #include "vc/addr.h"
 #include "vc/kvrec.h"
@@ -31,8 +27,8 @@ static void fill_table(cs_config_t *c)
         {"lease-ms", VC_OPT_U64, &c->lease_ms, "30000", 100, 86400000, NULL, "life of a lease"},
         {"upload-ms", VC_OPT_U64, &c->upload_ms, "60000", 100, 86400000, NULL,
          "an upload not committed by then is freed"},
-        {"max-uploads", VC_OPT_U64, &c->max_uploads, "64", 1, 65536, NULL, "uploads open at once"},
-        {"max-leases", VC_OPT_U64, &c->max_leases, "4096", 1, 1 << 20, NULL, "leases open at once"},
+        {"max-uploads", VC_OPT_U64, &c->max_uploads, "64", 1, 65535, NULL, "uploads open at once"},
+        {"max-leases", VC_OPT_U64, &c->max_leases, "4096", 1, 65535, NULL, "leases open at once"},
         {"max-fetch-streams", VC_OPT_U64, &c->max_fetch_streams, "8", 1, 256, NULL,
          "gRPC Fetch streams served at once; more wait"},
         {"max-put-streams", VC_OPT_U64, &c->max_put_streams, "4", 1, 256, NULL,
@@ -61,33 +57,6 @@ static void fill_table(cs_config_t *c)
     memcpy(c->table, all, sizeof(all));
 }
 
-/* True when every address that the name stands for is a loopback one. */
-static bool is_loopback(const char *address)
-{
-    char host[256];
-    const char *colon = strrchr(address, ':');
-    size_t n = colon != NULL ? (size_t)(colon - address) : strlen(address);
-    bool bracketed = n >= 2 && address[0] == '[' && address[n - 1] == ']';
-    snprintf(host, sizeof(host), "%.*s", (int)(bracketed ? n - 2 : n), address + (bracketed ? 1 : 0));
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *info = NULL;
-    if (getaddrinfo(host, NULL, &hints, &info) != 0)
-        return false;
-    bool all = true;
-    for (const struct addrinfo *a = info; a != NULL; a = a->ai_next) {
-        if (a->ai_family == AF_INET) {
-            struct sockaddr_in in;
-            memcpy(&in, a->ai_addr, sizeof(in));
-            all = all && (ntohl(in.sin_addr.s_addr) >> 24) == 127;
-        } else if (a->ai_family == AF_INET6) {
-            struct sockaddr_in6 in6;
-            memcpy(&in6, a->ai_addr, sizeof(in6));
-            all = all && IN6_IS_ADDR_LOOPBACK(&in6.sin6_addr);
-        }
-    }
-    freeaddrinfo(info);
-    return all;
-}
-
 /* Here, and not only where the data plane starts: a refusal must come before the data directory is touched. */
 static vc_status_t check_data_listen(const cs_config_t *c, vc_err_t *err)
 {
@@ -98,7 +67,7 @@ static vc_status_t check_data_listen(const cs_config_t *c, vc_err_t *err)
         (void)vc_err_prefix(err, "--data-listen");
         return st;
     }
-    if (!c->trust_data_network && !is_loopback(c->data_listen))
+    if (!c->trust_data_network && !vc_addr_is_loopback(c->data_listen))
         return vc_err_set(err, VC_ERR_INVALID,
                           "--data-listen=%s is not a loopback address and the data plane is neither encrypted nor "
                           "hardened: give --trust-data-network to allow it",
@@ -117,7 +86,7 @@ static vc_status_t check(const cs_config_t *c, vc_err_t *err)
         (void)vc_err_prefix(err, "--listen");
         return st;
     }
-    if (!c->insecure && !is_loopback(c->listen))
+    if (!c->insecure && !vc_addr_is_loopback(c->listen))
         return vc_err_set(err, VC_ERR_INVALID,
                           "--listen=%s is not a loopback address and the control plane has no TLS: give --insecure to "
                           "allow it",

@@ -52,12 +52,6 @@ static void fill_table(serve_opts_t *o, vc_opt_t *table)
     memcpy(table, rows, sizeof(rows));
 }
 
-static bool is_loopback(const char *listen)
-{
-    return strncmp(listen, "127.", 4) == 0 || strncmp(listen, "localhost:", 10) == 0 ||
-           strncmp(listen, "[::1]", 5) == 0;
-}
-
 /* Written aside and renamed, so that a script never reads half a number. */
 static vc_status_t write_port_file(const char *path, const char *listen, int port, vc_err_t *err)
 {
@@ -126,7 +120,7 @@ static vc_status_t run_serve(const serve_opts_t *o, vc_err_t *err)
     vc_status_t status = check_addresses(o, err);
     if (status != VC_OK)
         return status;
-    if (!is_loopback(o->listen) && !o->insecure)
+    if (!vc_addr_is_loopback(o->listen) && !o->insecure)
         return vc_err_set(err, VC_ERR_INVALID,
                           "--listen %s is not loopback; without TLS that needs --insecure, on a trusted network",
                           o->listen);

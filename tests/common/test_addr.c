@@ -35,3 +35,15 @@ Test(addr, ports_are_not_taken_modulo_65536)
         cr_assert_not_null(strstr(err.msg, "65535"), "%s", err.msg);
     }
 }
+
+Test(addr, loopback_is_judged_by_address_not_by_spelling)
+{
+    static const char *const inside[] = {"127.0.0.1:1", "127.3.2.1:1", "[::1]:1", "localhost:1"};
+    static const char *const outside[] = {
+        "0.0.0.0:1",           "[::]:1",           "10.0.0.1:1", "[2001:db8::1]:1", "127.evil.invalid:1",
+        "localhost.invalid:1", "no.such.invalid:1"};
+    for (size_t i = 0; i < sizeof(inside) / sizeof(inside[0]); i++)
+        cr_assert(vc_addr_is_loopback(inside[i]), "%s", inside[i]);
+    for (size_t i = 0; i < sizeof(outside) / sizeof(outside[0]); i++)
+        cr_assert(!vc_addr_is_loopback(outside[i]), "%s", outside[i]);
+}
