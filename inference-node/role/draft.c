@@ -24,6 +24,8 @@
 #define IDLE_POLL_MS 200u /* while there is nothing to do but wait; a signal is seen this late at most */
 #define CHUNK_FIRST 8u
 #define CHUNK_MAX 32u
+#define LENGTH_MAX (2 * CHUNK_MAX)   /* of a draft length that was asked for */
+#define PENDING_MAX (2 * LENGTH_MAX) /* one message with the verifier, the next in the making */
 #define VERIFIERS_MAX 16u
 #define ROUNDS_OF_TRIES 2u
 
@@ -31,6 +33,8 @@ typedef struct body_job {
     node_remote_t *r;
     pthread_t thread;
     bool started;
+    uint32_t *prompt; /* a copy: r->tokens moves while tokens are committed */
+    uint32_t n_prompt;
     node_body_t *body;
     node_cache_result_t result;
     /* Release after body and result are written, acquire before they are read. */
@@ -59,7 +63,7 @@ typedef struct draft {
     double run;      /* accepted per round, decayed mean */
     kept_rows_t *kept;
     uint64_t row_bytes;
-    vc_status_t fatal; /* the request itself is wrong: no other verifier helps */
+    bool failed_here; /* no memory, or the output takes nothing: no other verifier helps */
 } draft_t;
 
 /* ---- the compressed copy ---- */
@@ -68,7 +72,7 @@ static void *fetch_body(void *arg)
 {
     body_job_t *job = arg;
     node_remote_t *r = job->r;
-    node_cache_fetch_body(r->cache, &r->spec, r->tokens, r->n_prompt, &job->body, &job->result);
+    node_cache_fetch_body(r->cache, &r->spec, job->prompt, job->n_prompt, &job->body, &job->result);
     atomic_store_explicit(&job->done, true, memory_order_release);
     return NULL;
 }
@@ -79,8 +83,11 @@ static void start_body(draft_t *d)
     if (d->drafter_off)
         return;
     d->job.r = r;
-    d->job.started = pthread_create(&d->job.thread, NULL, fetch_body, &d->job) == 0;
+    d->job.n_prompt = r->n_prompt;
+    d->job.prompt = vc_memdup(r->tokens, r->n_prompt * sizeof(*r->tokens));
+    d->job.started = d->job.prompt != NULL && pthread_create(&d->job.thread, NULL, fetch_body, &d->job) == 0;
     if (!d->job.started) {
+        vc_free(d->job.prompt);
         d->drafter_off = true;
         node_outcome_note(&r->outcome, "no drafting: cannot start a thread");
     }
@@ -91,6 +98,7 @@ static void join_body(draft_t *d)
     if (!d->job.started)
         return;
     pthread_join(d->job.thread, NULL);
+    vc_free(d->job.prompt);
     d->job.started = false;
     d->r->body = d->job.body;
     d->r->outcome.slow_bytes += d->job.result.bytes;
@@ -142,6 +150,7 @@ static void make_drafter(draft_t *d)
     opts.body = d->r->body;
     opts.sampling = d->r->opts->sampling;
     opts.context = (uint32_t)d->r->opts->context;
+    opts.max_draft = PENDING_MAX;
     vc_err_t err = {0};
     if (node_drafter_create(&opts, d->r->tokens, d->r->n_tokens, &d->drafter, &err) != VC_OK)
         stop_drafting(d, &err);
@@ -153,7 +162,7 @@ static void make_drafter(draft_t *d)
 static uint32_t chunk_length(const draft_t *d)
 {
     if (d->r->opts->draft_length != NODE_DRAFT_AUTO)
-        return VC_MIN(d->r->opts->draft_length, CHUNK_MAX * 2);
+        return VC_MIN(d->r->opts->draft_length, LENGTH_MAX);
     return d->chunk;
 }
 
@@ -249,6 +258,7 @@ static vc_status_t take_verdict(draft_t *d, const node_wire_verdict_t *v, vc_err
 {
     uint32_t base = v->n_tokens > 0 ? v->first : d->r->n_tokens;
     vc_status_t status = node_remote_commit(d->r, base, v->tokens, v->n_tokens, v->finish, &v->digest, err);
+    d->failed_here = status != VC_OK && status != VC_ERR_PROTOCOL;
     if (status != VC_OK)
         return status;
     learn(d, v);
@@ -346,11 +356,11 @@ static vc_status_t open_stream(draft_t *d, const char *target, vc_err_t *err)
     return node_verify_client_open(&copts, &open, &d->client, err);
 }
 
-/* Errors of the request itself: another verifier would say the same. */
-static bool is_fatal(vc_status_t status)
+/* Errors of this node or of the request itself: another verifier would not help. */
+static bool is_fatal(const draft_t *d, vc_status_t status)
 {
-    return status == VC_ERR_INVALID || status == VC_ERR_MISMATCH || status == VC_ERR_RANGE || status == VC_ERR_PERM ||
-           status == VC_ERR_UNSUPPORTED || status == VC_ERR_CANCELLED;
+    return d->failed_here || status == VC_ERR_INVALID || status == VC_ERR_MISMATCH || status == VC_ERR_RANGE ||
+           status == VC_ERR_PERM || status == VC_ERR_UNSUPPORTED || status == VC_ERR_CANCELLED;
 }
 
 static void close_stream(draft_t *d)
@@ -378,7 +388,7 @@ static vc_status_t run_verifiers(draft_t *d, vc_err_t *err)
         if (status == VC_OK)
             status = run_stream(d, err);
         close_stream(d);
-        if (status == VC_OK || is_fatal(status))
+        if (status == VC_OK || is_fatal(d, status))
             return status;
         d->r->outcome.recoveries++;
         node_outcome_note(&d->r->outcome, "verify node %.60s lost after %u tokens: %.100s", target,
@@ -420,7 +430,7 @@ vc_status_t node_remote_run_draft(node_remote_t *r, vc_err_t *err)
     d.drafter = NULL;
     put_kept_rows(&d);
     vc_free(d.names);
-    if (status == VC_OK || is_fatal(status))
+    if (status == VC_OK || is_fatal(&d, status))
         return status;
     node_outcome_note(&r->outcome, "no verify node is left: going on with full KV here");
     vc_log_warn("draft", "no verify node left, going on here committed=%u", r->n_tokens - r->n_prompt);

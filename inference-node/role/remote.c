@@ -1,6 +1,7 @@
 /* One generation of a draft node: set-up, the committed tokens and their text, and the report at the end. */
 #include "role/remote.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "role/prompt.h"
@@ -26,14 +27,20 @@ static vc_status_t append(node_remote_t *r, uint32_t token, vc_err_t *err)
     return node_text_push(r->text, token, &stopped, err);
 }
 
-static void print_text(node_remote_t *r)
+static vc_status_t write_out(node_remote_t *r, const char *text, size_t len, vc_err_t *err)
+{
+    if (r->opts->json || len == 0)
+        return VC_OK;
+    if (fwrite(text, 1, len, r->out) != len || fflush(r->out) != 0)
+        return vc_err_set(err, VC_ERR_IO, "cannot write the text: %s", strerror(errno));
+    return VC_OK;
+}
+
+static vc_status_t print_text(node_remote_t *r, vc_err_t *err)
 {
     size_t len;
     const char *text = node_text_take(r->text, &len);
-    if (r->opts->json || len == 0)
-        return;
-    fwrite(text, 1, len, r->out);
-    fflush(r->out);
+    return write_out(r, text, len, err);
 }
 
 vc_status_t node_remote_commit(node_remote_t *r, uint32_t base, const uint32_t *tokens, uint32_t n,
@@ -57,8 +64,7 @@ vc_status_t node_remote_commit(node_remote_t *r, uint32_t base, const uint32_t *
     r->outcome.total_us = now;
     r->outcome.digest = *digest;
     r->outcome.finish = finish;
-    print_text(r);
-    return VC_OK;
+    return print_text(r, err);
 }
 
 static vc_status_t read_prompt(node_remote_t *r, vc_err_t *err)
@@ -120,15 +126,14 @@ static vc_status_t open_parts(node_remote_t *r, vc_err_t *err)
 static vc_status_t finish_output(node_remote_t *r, vc_err_t *err)
 {
     vc_status_t status = node_text_finish(r->text, err);
+    if (status == VC_OK)
+        status = print_text(r, err);
+    if (status == VC_OK)
+        status = write_out(r, "\n", 1, err);
     if (status != VC_OK)
         return status;
-    print_text(r);
     r->outcome.tokens = r->tokens + r->n_prompt;
     r->outcome.n_tokens = r->n_tokens - r->n_prompt;
-    if (!r->opts->json) {
-        fputc('\n', r->out);
-        fflush(r->out);
-    }
     return node_generate_report(r->opts, &r->outcome, r->text, r->out, err);
 }
 

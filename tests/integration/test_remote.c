@@ -87,6 +87,64 @@ Test(remote, sampled_text_is_the_same_as_well)
     remote_cluster_stop(&c);
 }
 
+static bool has_note(const json_t *result, const char *text)
+{
+    size_t i;
+    json_t *note;
+    json_array_foreach(json_object_get(result, "notes"), i, note)
+    {
+        if (strstr(json_string_value(note), text) != NULL)
+            return true;
+    }
+    return false;
+}
+
+/* The copy is looked up and fetched by a thread of its own, while the committed tokens grow the array of tokens. */
+Test(remote, tokens_are_committed_while_the_copy_is_still_on_its_way)
+{
+    NEED_PROGRAMS();
+    if (!vt_proc_exists("vericache-relay"))
+        cr_skip_test("the relay is not built");
+    remote_cluster_t c;
+    char line[256], far[64];
+    remote_cluster_start(&c);
+    remote_cluster_register(&c, KIVI);
+    const char *args[] = {"--target", c.server_address, "--delay-ms", "300", NULL};
+    vt_proc_t *relay = vt_proc_start("vericache-relay", args, NULL);
+    cr_assert(vt_proc_wait_line(relay, "listening port=", 10000, line, sizeof(line)));
+    snprintf(far, sizeof(far), "127.0.0.1:%s", strstr(line, "port=") + 5);
+    const char *alone[] = {"--draft-length", "0", "--max-tokens", LONG_ANSWER, NULL};
+    json_t *base = remote_cluster_generate(&c, alone);
+    const char *flags[] = {"--server",     far,         "--verifier", c.verify_address, "--compressor", KIVI,
+                           "--max-tokens", LONG_ANSWER, NULL};
+    json_t *ours = remote_cluster_generate(&c, flags);
+    remote_cluster_assert_same(base, ours, "far from the server");
+    cr_assert_gt(remote_int(ours, "prefix_blocks"), 3, "the copy did not come");
+    json_decref(base);
+    json_decref(ours);
+    vt_proc_end(relay);
+    remote_cluster_stop(&c);
+}
+
+Test(remote, the_longest_drafts_do_not_end_drafting)
+{
+    NEED_PROGRAMS();
+    remote_cluster_t c;
+    remote_cluster_start(&c);
+    remote_cluster_register(&c, KIVI);
+    const char *alone[] = {"--draft-length", "0", "--max-tokens", LONG_ANSWER, NULL};
+    json_t *base = remote_cluster_generate(&c, alone);
+    const char *flags[] = {"--server", c.server_address, "--verifier", c.verify_address, "--compressor",
+                           KIVI,       "--max-tokens",   LONG_ANSWER,  "--draft-length", "64",
+                           NULL};
+    json_t *ours = remote_cluster_generate(&c, flags);
+    remote_cluster_assert_same(base, ours, "drafts of 64");
+    cr_assert(!has_note(ours, "drafting ended"), "the drafter gave up");
+    json_decref(base);
+    json_decref(ours);
+    remote_cluster_stop(&c);
+}
+
 Test(remote, the_verify_node_stores_what_a_request_computed)
 {
     NEED_PROGRAMS();
