@@ -308,27 +308,55 @@ static vc_status_t run_rounds(stream_t *s, vc_err_t *err)
     return status;
 }
 
-/* The prompt pass by pass; after a loss, the tokens committed before it as well. */
+/* An empty verdict now and then while the prompt is computed: the drafter's idle time starts again. */
+static vc_status_t say_alive(stream_t *s, uint64_t *said_us)
+{
+    uint64_t now = vc_clock_now_us(s->service->clock);
+    if (now - *said_us <= SIGN_OF_LIFE_US)
+        return VC_OK;
+    *said_us = now;
+    const node_verdict_t nothing = {0};
+    return send_verdict(s, &nothing);
+}
+
+/* After a loss: the prompt's rows but the last in passes as short as ever, then the tokens committed before it. */
+static vc_status_t resume_prompt(stream_t *s, node_verdict_t *verdict_p, vc_err_t *err)
+{
+    node_t *node = s->service->node;
+    const node_wire_open_t *open = s->open;
+    node_kv_t *kv = node_verifier_kv(s->verifier);
+    vc_status_t status = VC_OK;
+    uint64_t said = vc_clock_now_us(s->service->clock);
+    while (status == VC_OK && kv->n_tokens + 1 < open->n_prompt) {
+        if (vc_rpc_call_is_cancelled(s->call))
+            return VC_ERR_CANCELLED;
+        uint32_t n = VC_MIN(open->n_prompt - 1 - kv->n_tokens, PREFILL_ROWS);
+        node_pass_begin(node);
+        status = node_prefill(node->engine, kv, open->prompt + kv->n_tokens, n, NULL, NULL, err);
+        node_pass_end(node);
+        if (status == VC_OK)
+            status = say_alive(s, &said);
+    }
+    if (status != VC_OK)
+        return status;
+    node_pass_begin(node);
+    status = node_verifier_resume(s->verifier, open->committed, open->n_committed, verdict_p, err);
+    node_pass_end(node);
+    return status;
+}
+
 static vc_status_t run_prompt(stream_t *s, node_verdict_t *verdict_p, vc_err_t *err)
 {
-    if (s->open->n_committed > 0) {
-        node_pass_begin(s->service->node);
-        vc_status_t status =
-            node_verifier_resume(s->verifier, s->open->committed, s->open->n_committed, verdict_p, err);
-        node_pass_end(s->service->node);
-        return status;
-    }
+    if (s->open->n_committed > 0)
+        return resume_prompt(s, verdict_p, err);
     vc_status_t status = VC_OK;
     uint64_t said = vc_clock_now_us(s->service->clock);
     while (status == VC_OK && node_verifier_is_prefilling(s->verifier)) {
         if (vc_rpc_call_is_cancelled(s->call))
             return VC_ERR_CANCELLED;
         status = run_pass(s, NULL, 0, verdict_p, err);
-        uint64_t now = vc_clock_now_us(s->service->clock);
-        if (status == VC_OK && now - said > SIGN_OF_LIFE_US && node_verifier_is_prefilling(s->verifier)) {
-            said = now;
-            status = send_verdict(s, verdict_p); /* empty: the drafter's idle time starts again */
-        }
+        if (status == VC_OK && node_verifier_is_prefilling(s->verifier))
+            status = say_alive(s, &said);
     }
     return status;
 }
