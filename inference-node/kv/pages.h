@@ -77,7 +77,7 @@ vc_status_t node_kv_reserve(node_kv_t *kv, uint32_t n);
 /* Drops rows at and after n_tokens and zeroes them (unwritten rows are zero): never below the body. A shared last page
  * is copied first. */
 vc_status_t node_kv_truncate(node_kv_t *kv, uint32_t n_tokens);
-/* Appends a whole block as a page (takes over the reference); n_tokens must be at a block boundary. */
+/* Appends a whole block as a page (takes over the reference, on success only); n_tokens must be at a block boundary. */
 vc_status_t node_kv_append_page(node_kv_t *kv, node_page_t *page);
 node_page_t *node_kv_page_at(const node_kv_t *kv,
                              uint32_t block); /* absolute block; NULL inside the body or past the end */

@@ -107,7 +107,10 @@ vc_status_t node_drafter_load_page(node_drafter_t *d, node_page_t *page, vc_err_
         node_page_put(page);
         return vc_err_set(err, VC_ERR_INVALID, "drafter: block %u cannot be loaded here", n / NODE_TILE);
     }
-    return kv_error(node_kv_append_page(&d->kv, page), err);
+    vc_status_t st = node_kv_append_page(&d->kv, page);
+    if (st != VC_OK)
+        node_page_put(page);
+    return kv_error(st, err);
 }
 
 vc_status_t node_drafter_prefill(node_drafter_t *d, uint32_t max_rows, bool *done_p, vc_err_t *err)
@@ -256,6 +259,8 @@ vc_status_t node_drafter_share(node_drafter_t *d, const node_kv_t *full, vc_err_
         st = kv_error(node_kv_append_page(&d->kv, page), err);
         if (st == VC_OK)
             d->kv.n_tokens -= NODE_TILE - rows; /* a page is appended as if it were full */
+        else
+            node_page_put(page);
     }
     return st;
 }

@@ -153,6 +153,8 @@ vc_status_t node_verifier_load_page(node_verifier_t *v, node_page_t *page, vc_er
                           v->n_prompt, n);
     }
     vc_status_t st = node_kv_append_page(&v->kv, page);
+    if (st != VC_OK)
+        node_page_put(page);
     return st == VC_OK ? st
                        : vc_err_set(err, st, "KV of block %u cannot be loaded: %s", n / NODE_TILE, vc_status_name(st));
 }
