@@ -379,6 +379,11 @@ Test(verifier, wrong_requests_are_refused_with_a_reason)
     cr_assert_null(v);
     o.sampling.temperature = 0;
     GEN_OK(node_verifier_create(&o, f.prompt, N_PROMPT, &v, &gen_err));
+    node_kv_dims_t dims, other;
+    node_engine_kv_dims(f.engine, &dims);
+    other = dims;
+    other.n_layer++;
+    cr_assert_eq(node_verifier_load_page(v, node_page_create(&other), &err), VC_ERR_INVALID); /* and is freed */
     node_row_t rows[4];
     uint32_t n_rows, n_logits;
     cr_assert_eq(node_verifier_plan(v, bad, 1, rows, 4, &n_rows, &n_logits, &err), VC_ERR_INVALID); /* too early */
@@ -386,8 +391,6 @@ Test(verifier, wrong_requests_are_refused_with_a_reason)
     GEN_OK(node_verifier_start(v, 7, &verdict, &gen_err));
     cr_assert_eq(node_verifier_start(v, 7, &verdict, &err), VC_ERR_INVALID);
     cr_assert_eq(node_verifier_step(v, bad, 2, &verdict, &err), VC_ERR_INVALID); /* id outside the vocabulary */
-    node_kv_dims_t dims;
-    node_engine_kv_dims(f.engine, &dims);
     cr_assert_eq(node_verifier_load_page(v, node_page_create(&dims), &err), VC_ERR_INVALID);
     while (verdict.finish == NODE_FINISH_NONE)
         GEN_OK(node_verifier_step(v, NULL, 0, &verdict, &gen_err));
