@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-MARK = "VERICACHE_IN_USER_NAMESPACE"
+MARK = "VC_DEMO_IN_USER_NAMESPACE"  # not VERICACHE_*: the programs refuse variables that are no option of theirs
 
 
 def reexec_in_user_namespace():
