@@ -14,7 +14,7 @@ class Programs:
         self.server = str(build / "cache-server" / "vericache-server")
         self.ctl = str(build / "cache-server" / "vericachectl")
         self.node = str(build / "inference-node" / "vericache-node")
-        self.relay = str(build / "bench" / "demo" / "vericache-relay")
+        self.relay = str(build / "bench" / "vericache-relay")
 
 
 class Service:

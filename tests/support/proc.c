@@ -36,7 +36,7 @@ struct vt_proc {
 
 static void path_of(const char *program, char *path, size_t cap)
 {
-    static const char *const dirs[] = {"cache-server", "inference-node", "bench", "bench/demo", "tests"};
+    static const char *const dirs[] = {"cache-server", "inference-node", "bench", "tests"};
     snprintf(path, cap, "%s", program);
     for (size_t i = 0; strchr(program, '/') == NULL && i < VC_ARRAY_LEN(dirs); i++) {
         snprintf(path, cap, "%s/%s/%s", VC_BIN_DIR, dirs[i], program);
