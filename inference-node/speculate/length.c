@@ -7,12 +7,14 @@
 static const double bin_end[NODE_LENGTH_BINS - 1] = {0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.2, 3.2, 5.0};
 /* What a drafter that is neither perfect nor bad does; worth PRIOR_WEIGHT observations. */
 static const double prior[NODE_LENGTH_BINS] = {0.55, 0.6, 0.65, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99};
+#define PRIOR_MEAN 0.9
 #define PRIOR_WEIGHT 4.0
 #define KEEP_CHANCE 0.98  /* of a bin's history per observation */
 #define KEEP_COST 0.8     /* of a mean cost per measurement */
 #define KEEP_RATE 0.9     /* of the rate's totals per round */
 #define SLOPE_UNKNOWN 0.3 /* a further row over the first one, until two widths are measured */
 #define PROBE_TOKENS 2u
+#define CAUTION 1.05 /* a draft at the break-even point gains nothing and may lose */
 #define PROBE_SHARE 0.01
 
 void node_length_init(node_length_t *l, uint32_t max_draft)
@@ -23,6 +25,8 @@ void node_length_init(node_length_t *l, uint32_t max_draft)
         l->seen[i] = PRIOR_WEIGHT;
         l->accepted[i] = PRIOR_WEIGHT * prior[i];
     }
+    l->all_seen = PRIOR_WEIGHT;
+    l->all_accepted = PRIOR_WEIGHT * PRIOR_MEAN;
 }
 
 static uint32_t bin_of(double margin)
@@ -39,15 +43,7 @@ double node_length_chance(const node_length_t *l, double margin)
     return l->accepted[i] / l->seen[i];
 }
 
-double node_length_mean_chance(const node_length_t *l)
-{
-    double accepted = 0, seen = 0;
-    for (uint32_t i = 0; i < NODE_LENGTH_BINS; i++) {
-        accepted += l->accepted[i];
-        seen += l->seen[i];
-    }
-    return accepted / seen;
-}
+double node_length_mean_chance(const node_length_t *l) { return l->all_accepted / l->all_seen; }
 
 static uint32_t cost_bucket(uint32_t n_rows)
 {
@@ -94,7 +90,7 @@ static double rate_now(const node_length_t *l)
 static bool pays(const node_length_t *l, uint32_t n, double p)
 {
     double marginal = node_length_verify_us(l, n + 2) - node_length_verify_us(l, n + 1);
-    return p >= rate_now(l) * (l->draft_us + (marginal > 0 ? marginal : 0));
+    return p >= CAUTION * rate_now(l) * (l->draft_us + (marginal > 0 ? marginal : 0));
 }
 
 bool node_length_begin(node_length_t *l)
@@ -139,8 +135,11 @@ void node_length_end(node_length_t *l, const node_length_round_t *r)
     uint32_t n = r->n_drafts < l->n_round ? r->n_drafts : l->n_round;
     for (uint32_t i = 0; i < n && i <= r->n_accepted; i++) { /* drafts behind the first refused one tell nothing */
         uint32_t b = l->bin[i];
+        double hit = i < r->n_accepted;
         l->seen[b] = l->seen[b] * KEEP_CHANCE + 1;
-        l->accepted[b] = l->accepted[b] * KEEP_CHANCE + (i < r->n_accepted);
+        l->accepted[b] = l->accepted[b] * KEEP_CHANCE + hit;
+        l->all_seen = l->all_seen * KEEP_CHANCE + 1;
+        l->all_accepted = l->all_accepted * KEEP_CHANCE + hit;
     }
     if (r->n_drafts && r->draft_us > 0)
         blend(&l->draft_us, r->draft_us / r->n_drafts, l->draft_us <= 0);

@@ -21,6 +21,7 @@
 typedef struct node_length {
     uint32_t max_draft;
     double accepted[NODE_LENGTH_BINS], seen[NODE_LENGTH_BINS];       /* decayed counts over a prior */
+    double all_accepted, all_seen;                                   /* the same over all bins */
     double draft_us;                                                 /* one draft step; 0: not measured yet */
     double cost_rows[NODE_LENGTH_COSTS], cost_us[NODE_LENGTH_COSTS]; /* decayed means; 0: not measured yet */
     double sum_tokens, sum_us;                                       /* decayed totals: the rate now */
