@@ -88,8 +88,10 @@ static vc_status_t load_arch(load_t *ld)
 static vc_status_t check_heads(load_t *ld)
 {
     node_weights_t *w = ld->w;
-    if (w->head_dim % 16 != 0)
-        return vc_err_set(ld->err, VC_ERR_UNSUPPORTED, "head dimension %u is not a multiple of 16", w->head_dim);
+    /* Without the key it follows from the width: kernels hold a head in fixed arrays, so the bound is for both. */
+    if (w->head_dim % 16 != 0 || w->head_dim < 16 || w->head_dim > NODE_HEAD_DIM_MAX)
+        return vc_err_set(ld->err, VC_ERR_UNSUPPORTED, "head dimension %u is not a multiple of 16 from 16 to %d",
+                          w->head_dim, NODE_HEAD_DIM_MAX);
     if (w->n_head % w->n_kv_head != 0 || w->n_head / w->n_kv_head > NODE_QUERY_MAX)
         return vc_err_set(ld->err, VC_ERR_UNSUPPORTED,
                           "%u query heads over %u KV heads: need a whole ratio of at most %d", w->n_head, w->n_kv_head,

@@ -453,7 +453,7 @@ static gguf_writer_t *small_model(const char *what)
     gguf_writer_str(w, "general.architecture", strcmp(what, "arch") == 0 ? "mamba" : "llama");
     gguf_writer_u32(w, "llama.block_count", 1);
     if (strcmp(what, "missing key") != 0)
-        gguf_writer_u32(w, "llama.embedding_length", 32);
+        gguf_writer_u32(w, "llama.embedding_length", strcmp(what, "wide head") == 0 ? 320 : 32);
     gguf_writer_u32(w, "llama.feed_forward_length", 64);
     gguf_writer_u32(w, "llama.attention.head_count", strcmp(what, "heads") == 0 ? 4 : 1);
     if (strcmp(what, "experts") == 0)
@@ -484,6 +484,7 @@ Test(forward, a_model_that_cannot_be_run_is_refused_by_a_sentence_that_names_the
                  {"arch", "mamba", VC_ERR_UNSUPPORTED},
                  {"missing key", "llama.embedding_length", VC_ERR_INVALID},
                  {"heads", "head dimension 8", VC_ERR_UNSUPPORTED},
+                 {"wide head", "head dimension 320", VC_ERR_UNSUPPORTED},
                  {"experts", "llama.expert_count", VC_ERR_UNSUPPORTED},
                  {"rope", "longrope", VC_ERR_UNSUPPORTED},
                  {"vector", "output_norm.weight", VC_ERR_INVALID},
