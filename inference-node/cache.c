@@ -76,9 +76,10 @@ static void stop_short(node_cache_result_t *result, vc_status_t status, const ch
     snprintf(result->note, sizeof(result->note), "%s", note);
 }
 
+/* A hit that ends before the prompt does is the ordinary case and worth no word. */
 static void note_miss(node_cache_result_t *result, const char *reason)
 {
-    if (reason[0] != '\0' && result->note[0] == '\0')
+    if (result->blocks_found == 0 && reason[0] != '\0' && result->note[0] == '\0')
         snprintf(result->note, sizeof(result->note), "miss: %.63s", reason);
 }
 
