@@ -359,8 +359,9 @@ static vc_status_t open_stream(draft_t *d, const char *target, vc_err_t *err)
 /* Errors of this node or of the request itself: another verifier would not help. */
 static bool is_fatal(const draft_t *d, vc_status_t status)
 {
-    return d->failed_here || status == VC_ERR_INVALID || status == VC_ERR_MISMATCH || status == VC_ERR_RANGE ||
-           status == VC_ERR_PERM || status == VC_ERR_UNSUPPORTED || status == VC_ERR_CANCELLED;
+    /* CANCELLED may also be the word of a verify node that stops: what counts is whether this node was told to. */
+    return d->failed_here || node_remote_stopped(d->r) || status == VC_ERR_INVALID || status == VC_ERR_MISMATCH ||
+           status == VC_ERR_RANGE || status == VC_ERR_PERM || status == VC_ERR_UNSUPPORTED;
 }
 
 static void close_stream(draft_t *d)

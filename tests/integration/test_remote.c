@@ -184,6 +184,8 @@ static json_t *generate_disturbed(remote_cluster_t *c, disturb_fn disturb)
 }
 
 static void kill_verify(remote_cluster_t *c) { vt_proc_signal(c->verify, SIGKILL); }
+/* Stops like any service: what runs gets the grace period, then is cancelled. */
+static void stop_verify(remote_cluster_t *c) { vt_proc_signal(c->verify, SIGTERM); }
 static void kill_server(remote_cluster_t *c) { vt_proc_signal(c->server, SIGKILL); }
 static void kill_both(remote_cluster_t *c)
 {
@@ -209,6 +211,7 @@ static void check_disturbed(disturb_fn disturb, bool loses_verifier)
 }
 
 Test(remote, a_verify_node_killed_in_the_middle_is_made_up_for) { check_disturbed(kill_verify, true); }
+Test(remote, a_verify_node_stopped_in_the_middle_is_made_up_for) { check_disturbed(stop_verify, true); }
 Test(remote, a_server_killed_in_the_middle_is_not_noticed_in_the_text) { check_disturbed(kill_server, false); }
 Test(remote, both_killed_in_the_middle_leave_the_same_text) { check_disturbed(kill_both, true); }
 

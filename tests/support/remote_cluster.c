@@ -46,8 +46,9 @@ void remote_cluster_start_verify(remote_cluster_t *c, const char *model)
     char listen[64], port_file[512];
     snprintf(listen, sizeof(listen), "127.0.0.1:%u", c->verify_port);
     snprintf(port_file, sizeof(port_file), "%s", vt_tmpdir_path(&c->dir, "verify.port"));
-    const char *args[] = {"serve",    "--role",          "verify",      "--model", model,       "--listen", listen,
-                          "--server", c->server_address, "--port-file", port_file, "--threads", "1",        NULL};
+    const char *args[] = {
+        "serve",           "--role",      "verify",  "--model",   model, "--listen",   listen, "--server",
+        c->server_address, "--port-file", port_file, "--threads", "1",   "--grace-ms", "0",    NULL};
     vt_proc_end(c->verify);
     c->verify = vt_proc_start("vericache-node", args, NULL);
     if (!vt_proc_wait_line(c->verify, "ready ", START_MS, NULL, 0)) {
