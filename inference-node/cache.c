@@ -4,6 +4,7 @@
  */
 #include "cache.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -19,6 +20,7 @@ struct node_cache {
     size_t keyspace_len;
     char full_text[VC_SPEC_TEXT_MAX];
     const vc_clock_t *clock;
+    _Atomic bool given_up; /* relaxed: a record more or less does not matter, and nothing else hangs on it */
 };
 
 void node_cache_opts_default(node_cache_opts_t *opts)
@@ -70,6 +72,10 @@ void node_cache_close(node_cache_t *cache)
     vc_free(cache);
 }
 
+void node_cache_give_up(node_cache_t *cache) { atomic_store_explicit(&cache->given_up, true, memory_order_relaxed); }
+
+static bool is_given_up(node_cache_t *cache) { return atomic_load_explicit(&cache->given_up, memory_order_relaxed); }
+
 static void stop_short(node_cache_result_t *result, vc_status_t status, const char *note)
 {
     result->status = status;
@@ -106,6 +112,8 @@ typedef struct full_sink {
 static int take_full(void *arg, uint32_t block, const void *record, size_t bytes)
 {
     full_sink_t *sink = arg;
+    if (is_given_up(sink->cache))
+        return 1;
     if (block >= sink->n || sink->pages[block] != NULL)
         return 0; /* not asked for, or a repeat: the first good copy stays */
     return node_page_from_record(sink->cache->model, record, bytes, &sink->pages[block], &sink->err) != VC_OK;
@@ -176,6 +184,8 @@ typedef struct body_sink {
 static int take_body(void *arg, uint32_t block, const void *record, size_t bytes)
 {
     body_sink_t *sink = arg;
+    if (is_given_up(sink->cache))
+        return 1;
     if (!sink->exact)
         return node_body_add_record(sink->builder, record, bytes, &sink->err) != VC_OK;
     node_page_t *page = NULL;

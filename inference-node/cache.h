@@ -23,6 +23,8 @@ void node_cache_opts_default(node_cache_opts_t *opts);
 vc_status_t node_cache_open(const node_cache_opts_t *opts, const node_model_info_t *model, node_cache_t **cache_p,
                             vc_err_t *err);
 void node_cache_close(node_cache_t *cache);
+/* From any thread, before closing: a fetch that runs ends at its next record. Every later fetch ends there too. */
+void node_cache_give_up(node_cache_t *cache);
 
 typedef struct node_cache_result {
     uint32_t blocks;       /* leading blocks that are usable now */

@@ -63,6 +63,7 @@ typedef struct draft {
     double run;      /* accepted per round, decayed mean */
     kept_rows_t *kept;
     uint64_t row_bytes;
+    bool is_over;     /* nobody will draft any more */
     bool failed_here; /* no memory, or the output takes nothing: no other verifier helps */
 } draft_t;
 
@@ -104,7 +105,9 @@ static void join_body(draft_t *d)
     d->r->outcome.slow_bytes += d->job.result.bytes;
     d->r->outcome.fetch_us += d->job.result.us;
     d->r->outcome.prefix_blocks = d->job.result.blocks;
-    if (d->job.result.status != VC_OK || d->job.body == NULL)
+    if (d->is_over)
+        node_outcome_note(&d->r->outcome, "no drafting: the answer was over before the compressed copy came");
+    else if (d->job.result.status != VC_OK || d->job.body == NULL)
         node_outcome_note(&d->r->outcome, "no drafting: compressed copy not there: %.140s", d->job.result.note);
     vc_log_info("draft", "compressed copy blocks=%u of=%u bytes=%llu exact_bytes=%llu ms=%llu note=\"%s\"",
                 d->job.result.blocks, d->job.result.blocks_found, (unsigned long long)d->job.result.bytes,
@@ -426,12 +429,15 @@ vc_status_t node_remote_run_draft(node_remote_t *r, vc_err_t *err)
     vc_status_t status = split_targets(&d, err);
     if (status == VC_OK)
         status = run_verifiers(&d, err);
+    d.is_over = status == VC_OK || is_fatal(&d, status);
+    if (d.is_over && d.job.started)
+        node_cache_give_up(r->cache); /* a copy that nobody will use must not hold up the end */
     join_body(&d);
     node_drafter_destroy(d.drafter);
     d.drafter = NULL;
     put_kept_rows(&d);
     vc_free(d.names);
-    if (status == VC_OK || is_fatal(&d, status))
+    if (d.is_over)
         return status;
     node_outcome_note(&r->outcome, "no verify node is left: going on with full KV here");
     vc_log_warn("draft", "no verify node left, going on here committed=%u", r->n_tokens - r->n_prompt);

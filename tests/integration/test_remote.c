@@ -126,6 +126,32 @@ Test(remote, tokens_are_committed_while_the_copy_is_still_on_its_way)
     remote_cluster_stop(&c);
 }
 
+/* A copy that takes long on its way: the answer does not wait for it, neither does the end of the program. */
+Test(remote, an_answer_that_is_over_does_not_wait_for_the_copy)
+{
+    NEED_PROGRAMS();
+    if (!vt_proc_exists("vericache-relay"))
+        cr_skip_test("the relay is not built");
+    remote_cluster_t c;
+    char line[256], far[64];
+    remote_cluster_start(&c);
+    remote_cluster_register(&c, KIVI);
+    const char *args[] = {"--target", c.server_address, "--rate", "64kbit", "--buffer", "4096", NULL};
+    vt_proc_t *relay = vt_proc_start("vericache-relay", args, NULL);
+    cr_assert(vt_proc_wait_line(relay, "listening port=", 10000, line, sizeof(line)));
+    snprintf(far, sizeof(far), "127.0.0.1:%s", strstr(line, "port=") + 5);
+    json_t *base = remote_cluster_generate(&c, recompute);
+    const char *flags[] = {"--server",     far,  "--verifier", c.verify_address, "--compressor", KIVI,
+                           "--max-tokens", "60", NULL};
+    json_t *ours = remote_cluster_generate(&c, flags);
+    remote_cluster_assert_same(base, ours, "without the copy");
+    cr_assert(has_note(ours, "over before"), "the copy came");
+    json_decref(base);
+    json_decref(ours);
+    vt_proc_end(relay);
+    remote_cluster_stop(&c);
+}
+
 Test(remote, the_longest_drafts_do_not_end_drafting)
 {
     NEED_PROGRAMS();
