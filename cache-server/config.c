@@ -26,7 +26,7 @@ static void fill_table(cs_config_t *c)
          "largest record, one block of one fidelity"},
         {"lease-ms", VC_OPT_U64, &c->lease_ms, "30000", 100, 86400000, NULL, "life of a lease"},
         {"upload-ms", VC_OPT_U64, &c->upload_ms, "60000", 100, 86400000, NULL,
-         "an upload not committed by then is freed"},
+         "an upload that gets no record and no commit for this long is freed"},
         {"max-uploads", VC_OPT_U64, &c->max_uploads, "64", 1, 65535, NULL, "uploads open at once"},
         {"max-leases", VC_OPT_U64, &c->max_leases, "4096", 1, 65535, NULL, "leases open at once"},
         {"max-fetch-streams", VC_OPT_U64, &c->max_fetch_streams, "8", 1, 256, NULL,

@@ -27,7 +27,7 @@ typedef struct cs_store_opts {
     uint64_t capacity_bytes; /* hard cap over every file in data_dir */
     uint64_t ballast_bytes;  /* released when the disk runs full; inside the capacity */
     uint32_t lease_ms;       /* default life of a lease */
-    uint32_t upload_ms;      /* an upload not committed by then is freed */
+    uint32_t upload_ms;      /* an upload that gets no record and no commit for this long is freed */
     uint32_t max_uploads;    /* open at once; more are answered BUSY */
     uint32_t max_leases;
     bool rocksdb_sync;          /* false only in benches and tests that say so */

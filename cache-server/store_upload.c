@@ -378,6 +378,8 @@ static vc_status_t put_locked(cs_store_t *s, cs_upload_t *upload, uint32_t i, co
     object->state = CS_OBJECT_WRITING;
     object->pages = 0;
     upload->writing++;
+    /* In use, not abandoned: a registration over a slow link takes longer than the default life. */
+    upload->deadline_us = VC_MAX(upload->deadline_us, cs_now_us(s) + (uint64_t)s->opts.upload_ms * 1000);
     /* First come, first served: behind puts that wait there is no room either. */
     if (s->waiting || cs_put_allocate(s, op) != VC_OK) {
         wait_for_room(s, op);

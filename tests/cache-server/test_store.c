@@ -216,6 +216,23 @@ Test(store, an_abandoned_upload_is_freed_at_its_deadline)
     fx_fini(&fx);
 }
 
+Test(store, an_upload_that_gets_records_lives_on)
+{
+    fx_t fx;
+    cs_upload_info_t info;
+    uint8_t missing[8];
+    open_default(&fx);
+    cr_assert_eq(fx_begin(&fx, 1, 0, 3, FX_FULL, &info, missing), VC_OK);
+    for (uint32_t block = 0; block < 3; block++) {
+        cr_assert_eq(fx_put(&fx, &info, 1, block, 0), VC_OK, "block %u", block);
+        vc_fake_clock_advance(&fx.clock, (uint64_t)fx.opts.upload_ms * 750);
+        cs_store_tick(fx.store);
+    }
+    cr_assert_eq(fx_commit(&fx, &info), VC_OK);
+    cr_assert_eq(fx_readable(&fx, 1, 3, 0), 3);
+    fx_fini(&fx);
+}
+
 /* ---- two uploads of the same objects ---- */
 
 typedef struct racer {
