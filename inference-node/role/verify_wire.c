@@ -129,9 +129,9 @@ static void take_sampling(const Vericache__Node__V1__Sampling *from, node_sampli
         return;
     to->temperature = from->temperature;
     to->top_k = from->top_k;
-    to->top_p = from->top_p;
+    to->top_p = from->top_p == 0 ? 1 : from->top_p; /* a field that was not set is off */
     to->min_p = from->min_p;
-    to->repeat_penalty = from->repeat_penalty;
+    to->repeat_penalty = from->repeat_penalty == 0 ? 1 : from->repeat_penalty;
     to->presence_penalty = from->presence_penalty;
     to->frequency_penalty = from->frequency_penalty;
     to->seed = from->seed;
