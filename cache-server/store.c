@@ -249,7 +249,8 @@ static vc_status_t sync_directory(const char *path, vc_err_t *err)
     int errnum = fd < 0 || fsync(fd) != 0 ? errno : 0;
     if (fd >= 0)
         close(fd);
-    /* Some file systems sync no directories, and a mount point may lie in a read-only one: nothing of ours is in there. */
+    /* Some file systems sync no directories, and a mount point may lie in a read-only one: nothing of ours is in there.
+     */
     if (errnum == 0 || errnum == EINVAL || errnum == EROFS)
         return VC_OK;
     return vc_err_set(err, vc_status_from_errno(errnum), "cannot sync the directory %s: %s", path, strerror(errnum));
