@@ -41,12 +41,6 @@ typedef struct body_job {
     _Atomic bool done;
 } body_job_t;
 
-typedef struct kept_rows { /* the verifier's rows that came before the drafter was there */
-    uint32_t first, n;
-    uint16_t *rows;
-    struct kept_rows *next;
-} kept_rows_t;
-
 typedef struct draft {
     node_remote_t *r;
     char *names; /* copy of the list, cut into targets */
@@ -58,10 +52,11 @@ typedef struct draft {
     bool drafter_off; /* no body, or it failed: text still comes from the verifier */
     bool rows_ready;  /* every committed token but the last has rows in the drafter */
     uint32_t epoch;
-    uint32_t n_sent; /* of the pending drafts */
-    uint32_t chunk;  /* drafts per message */
-    double run;      /* accepted per round, decayed mean */
-    kept_rows_t *kept;
+    uint32_t n_sent;    /* of the pending drafts */
+    uint32_t chunk;     /* drafts per message */
+    double run;         /* accepted per round, decayed mean */
+    bool rows_asked;    /* on this stream, for the verifier's rows */
+    uint32_t rows_here; /* its rows before this position came; at first the end of the body */
     uint64_t row_bytes;
     bool is_over;     /* nobody will draft any more */
     bool failed_here; /* no memory, or the output takes nothing: no other verifier helps */
@@ -115,21 +110,6 @@ static void join_body(draft_t *d)
                 d->job.result.note);
 }
 
-static void put_kept_rows(draft_t *d)
-{
-    for (kept_rows_t *k = d->kept; k != NULL && d->drafter != NULL; k = k->next) {
-        vc_err_t err;
-        if (node_drafter_put_rows(d->drafter, k->first, k->n, k->rows, &err) != VC_OK)
-            break; /* they do not follow on the body: the drafter computes its own */
-    }
-    while (d->kept != NULL) {
-        kept_rows_t *next = d->kept->next;
-        vc_free(d->kept->rows);
-        vc_free(d->kept);
-        d->kept = next;
-    }
-}
-
 static void stop_drafting(draft_t *d, const vc_err_t *err)
 {
     node_drafter_destroy(d->drafter);
@@ -154,10 +134,10 @@ static void make_drafter(draft_t *d)
     opts.sampling = d->r->opts->sampling;
     opts.context = (uint32_t)d->r->opts->context;
     opts.max_draft = PENDING_MAX;
+    d->rows_here = d->r->body->n_tokens;
     vc_err_t err = {0};
     if (node_drafter_create(&opts, d->r->tokens, d->r->n_tokens, &d->drafter, &err) != VC_OK)
         stop_drafting(d, &err);
-    put_kept_rows(d);
 }
 
 /* ---- drafting ---- */
@@ -235,26 +215,13 @@ static void learn(draft_t *d, const node_wire_verdict_t *v)
 static void take_rows(draft_t *d, const node_wire_verdict_t *v)
 {
     uint32_t n = (uint32_t)(v->tail_bytes / d->row_bytes);
-    if (n == 0 || v->tail_bytes % d->row_bytes != 0 || d->drafter_off)
+    if (n == 0 || v->tail_bytes % d->row_bytes != 0 || d->drafter == NULL)
         return;
     uint16_t *rows = vc_memdup(v->tail_rows, v->tail_bytes); /* aligned, unlike the message */
-    if (rows == NULL)
-        return; /* own rows serve as well */
     vc_err_t err;
-    if (d->drafter != NULL) {
-        (void)node_drafter_put_rows(d->drafter, v->tail_first, n, rows, &err);
-        vc_free(rows);
-        return;
-    }
-    kept_rows_t *k = vc_calloc(1, sizeof(*k)), **at = &d->kept;
-    if (k == NULL) {
-        vc_free(rows);
-        return;
-    }
-    *k = (kept_rows_t){v->tail_first, n, rows, NULL};
-    while (*at != NULL)
-        at = &(*at)->next;
-    *at = k;
+    if (rows != NULL && node_drafter_put_rows(d->drafter, v->tail_first, n, rows, &err) == VC_OK)
+        d->rows_here = v->tail_first + n; /* otherwise own rows serve as well */
+    vc_free(rows);
 }
 
 static vc_status_t take_verdict(draft_t *d, const node_wire_verdict_t *v, vc_err_t *err)
@@ -298,6 +265,15 @@ static vc_status_t take_reply(draft_t *d, const node_wire_reply_t *reply, vc_err
     return VC_OK;
 }
 
+/* Once per stream, when the drafter is there: drafts follow on the verifier's rows as far as they come. */
+static vc_status_t ask_rows(draft_t *d, vc_err_t *err)
+{
+    if (d->drafter == NULL || d->rows_asked || !d->r->opts->tail_verified)
+        return VC_OK;
+    d->rows_asked = true;
+    return node_verify_client_ask_rows(d->client, d->rows_here, err);
+}
+
 /* Until the generation is finished (OK), the stream is lost, or this node was told to stop. */
 static vc_status_t run_stream(draft_t *d, vc_err_t *err)
 {
@@ -308,9 +284,12 @@ static vc_status_t run_stream(draft_t *d, vc_err_t *err)
         bool waiting_body = d->job.started;
         if (waiting_body && atomic_load_explicit(&d->job.done, memory_order_acquire))
             make_drafter(d);
+        vc_status_t status = ask_rows(d, err);
+        if (status != VC_OK)
+            return status;
         uint32_t wait_ms = can_draft(d) ? 0 : d->job.started ? POLL_MS : IDLE_POLL_MS;
         node_wire_reply_t reply = {0};
-        vc_status_t status = node_verify_client_next(d->client, wait_ms, &reply, NULL, err);
+        status = node_verify_client_next(d->client, wait_ms, &reply, NULL, err);
         if (status == VC_OK) {
             status = take_reply(d, &reply, err);
             node_wire_reply_free(&reply);
@@ -337,18 +316,9 @@ static vc_status_t open_stream(draft_t *d, const char *target, vc_err_t *err)
         .max_tokens = (uint32_t)r->opts->max_tokens,
         .n_stops = r->opts->n_stops,
         .ignore_end = r->opts->ignore_end,
-        .tail_rows = r->opts->tail_verified && !d->drafter_off,
         .drafter_numerics = NODE_NUMERICS_ID,
         .context = (uint32_t)r->opts->context,
     };
-    if (open.tail_rows) { /* from the end of the copy that this node will draft from */
-        uint32_t counts[2] = {0};
-        if (r->body != NULL)
-            open.tail_first = r->body->n_tokens;
-        else if (node_cache_probe(r->cache, &r->spec, 1, r->tokens, (r->n_prompt - 1) / NODE_TILE * NODE_TILE, counts,
-                                  NULL) == VC_OK)
-            open.tail_first = counts[1] * NODE_TILE;
-    }
     for (uint32_t i = 0; i < open.n_stops; i++)
         open.stops[i] = (char *)r->opts->stops[i];
     if (r->has_spec)
@@ -374,6 +344,7 @@ static void close_stream(draft_t *d)
     d->r->outcome.slow_bytes += node_verify_client_bytes(d->client);
     node_verify_client_close(d->client);
     d->client = NULL;
+    d->rows_asked = false;
     d->n_sent = 0;
     d->epoch++;
     vc_err_t err = {0};
@@ -435,7 +406,6 @@ vc_status_t node_remote_run_draft(node_remote_t *r, vc_err_t *err)
     join_body(&d);
     node_drafter_destroy(d.drafter);
     d.drafter = NULL;
-    put_kept_rows(&d);
     vc_free(d.names);
     if (d.is_over)
         return status;

@@ -114,7 +114,9 @@ vc_status_t node_verify_client_open(const node_verify_client_opts_t *opts, const
     vc_status_t status = vc_rpc_channel_create(&copts, &c->channel, err);
     if (status == VC_OK)
         status = vc_rpc_stream_open(c->channel, NODE_VERIFY_METHOD, 0, &c->stream, err);
-    if (status == VC_OK && (status = node_wire_pack_open(open, &bytes)) == VC_OK)
+    if (status == VC_OK && (status = node_wire_pack_open(open, &bytes)) != VC_OK)
+        vc_err_set(err, status, "no memory for a request of %u tokens", open->n_prompt);
+    else if (status == VC_OK)
         status = send_packed(c, &bytes, err);
     if (status == VC_OK && pthread_create(&c->reader, NULL, read_replies, c) == 0)
         c->has_reader = true;
@@ -157,6 +159,15 @@ vc_status_t node_verify_client_send(node_verify_client_t *c, const node_wire_dra
     vc_status_t status = node_wire_pack_draft(draft, &bytes);
     if (status != VC_OK)
         return vc_err_set(err, status, "no memory for a draft message");
+    return send_packed(c, &bytes, err);
+}
+
+vc_status_t node_verify_client_ask_rows(node_verify_client_t *c, uint32_t first, vc_err_t *err)
+{
+    vc_bytes_t bytes;
+    vc_status_t status = node_wire_pack_tail(first, &bytes);
+    if (status != VC_OK)
+        return vc_err_set(err, status, "no memory for a message");
     return send_packed(c, &bytes, err);
 }
 

@@ -24,6 +24,8 @@ vc_status_t node_verify_client_open(const node_verify_client_opts_t *opts, const
 void node_verify_client_close(node_verify_client_t *client);
 
 vc_status_t node_verify_client_send(node_verify_client_t *client, const node_wire_draft_t *draft, vc_err_t *err);
+/* Asks for the rows of verified tokens from position first on. */
+vc_status_t node_verify_client_ask_rows(node_verify_client_t *client, uint32_t first, vc_err_t *err);
 /* The next reply: OK (free it with node_wire_reply_free), AGAIN after timeout_ms (0: only what is there), or what ended
  * the stream, once every reply before it was taken. *bytes_p (may be NULL): size of the message on the wire. */
 vc_status_t node_verify_client_next(node_verify_client_t *client, uint32_t timeout_ms, node_wire_reply_t *reply_p,

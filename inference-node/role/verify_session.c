@@ -38,7 +38,8 @@ typedef struct stream {
     uint64_t kv_bytes; /* reserved in the service's budget */
     double step_us;    /* a pass without drafts, decayed mean */
     node_patience_t patience;
-    uint32_t rows_sent; /* tail rows before this position are with the drafter */
+    bool wants_rows;    /* the drafter asked for rows of verified tokens */
+    uint32_t rows_sent; /* those before this position are with it */
     bool half_closed;
 } stream_t;
 
@@ -174,7 +175,7 @@ static vc_status_t send_tail_rows(stream_t *s)
     size_t row_bytes = (size_t)d->n_layer * 2 * d->n_kv_head * d->head_dim * 2;
     uint32_t per_message = (uint32_t)VC_MAX(1u, ROWS_MESSAGE_BYTES / row_bytes);
     vc_status_t status = VC_OK;
-    while (status == VC_OK && s->open->tail_rows && s->rows_sent < kv->n_tokens) {
+    while (status == VC_OK && s->wants_rows && s->rows_sent < kv->n_tokens) {
         uint32_t n = VC_MIN(per_message, kv->n_tokens - s->rows_sent);
         uint16_t *rows = vc_alloc(n * row_bytes);
         if (rows == NULL)
@@ -229,7 +230,24 @@ static vc_status_t send_verdict(stream_t *s, const node_verdict_t *verdict)
     return status;
 }
 
-/* Takes one Draft message; AGAIN when none came in time. */
+static vc_status_t take_draft(stream_t *s, const node_wire_draft_t *draft, vc_err_t *err)
+{
+    uint32_t n = 0, had = s->queue.n;
+    const uint32_t *committed = node_verifier_tokens(s->verifier, &n);
+    vc_status_t status = node_verify_queue_push(&s->queue, draft, committed, n, s->open->n_prompt, err);
+    if (status == VC_OK)
+        node_patience_draft(&s->patience, draft->n_tokens, s->queue.n > had ? s->queue.n - had : 0);
+    return status;
+}
+
+static vc_status_t take_tail(stream_t *s, uint32_t first)
+{
+    s->wants_rows = true;
+    s->rows_sent = first; /* beyond what is verified: rows from there on, once they are */
+    return send_tail_rows(s);
+}
+
+/* Takes one message; AGAIN when none came in time. */
 static vc_status_t receive_draft(stream_t *s, uint32_t timeout_ms, vc_err_t *err)
 {
     if (s->half_closed)
@@ -245,15 +263,12 @@ static vc_status_t receive_draft(stream_t *s, uint32_t timeout_ms, vc_err_t *err
     node_wire_request_t request;
     status = node_wire_unpack_request(bytes.data, bytes.len, &request, err);
     vc_bytes_free(&bytes);
-    if (status == VC_OK && request.kind != NODE_WIRE_DRAFT)
+    if (status == VC_OK && request.kind == NODE_WIRE_OPEN)
         status = vc_err_set(err, VC_ERR_PROTOCOL, "a second Open on one stream");
-    uint32_t n = 0;
-    const uint32_t *committed = node_verifier_tokens(s->verifier, &n);
-    uint32_t had = s->queue.n;
-    if (status == VC_OK)
-        status = node_verify_queue_push(&s->queue, &request.draft, committed, n, s->open->n_prompt, err);
-    if (status == VC_OK)
-        node_patience_draft(&s->patience, request.draft.n_tokens, s->queue.n > had ? s->queue.n - had : 0);
+    else if (status == VC_OK && request.kind == NODE_WIRE_TAIL)
+        status = take_tail(s, request.tail_first);
+    else if (status == VC_OK)
+        status = take_draft(s, &request.draft, err);
     node_wire_request_free(&request);
     return status;
 }
@@ -319,6 +334,37 @@ static vc_status_t say_alive(stream_t *s, uint64_t *said_us)
     return send_verdict(s, &nothing);
 }
 
+/* The committed tokens as drafts, round by round: they must all be accepted. What the last round commits behind them is
+ * new. */
+static vc_status_t repeat_committed(stream_t *s, uint64_t *said_p, node_verdict_t *verdict_p, vc_err_t *err)
+{
+    const node_wire_open_t *open = s->open;
+    uint32_t done = 0;
+    vc_status_t status = VC_OK;
+    while (status == VC_OK && done < open->n_committed) {
+        if (node_verifier_finish(s->verifier) != NODE_FINISH_NONE)
+            return vc_err_set(err, VC_ERR_MISMATCH, "this model ends after %u of %u committed tokens", done,
+                              open->n_committed);
+        bool prompt = node_verifier_is_prefilling(s->verifier);
+        uint32_t n = prompt ? 0 : VC_MIN(open->n_committed - done, s->service->max_draft);
+        status = run_pass(s, open->committed + done, n, verdict_p, err);
+        uint32_t same = VC_MIN(verdict_p->n_tokens, open->n_committed - done);
+        if (same == 0)
+            continue; /* in the middle of the prompt */
+        if (status == VC_OK && memcmp(verdict_p->tokens, open->committed + done, same * sizeof(uint32_t)) != 0)
+            status =
+                vc_err_set(err, VC_ERR_MISMATCH, "this model would not have committed the tokens of the answer so far");
+        done += same;
+        if (status == VC_OK && done < open->n_committed)
+            status = say_alive(s, said_p);
+        verdict_p->base += same;
+        verdict_p->tokens += same;
+        verdict_p->n_tokens -= same;
+    }
+    verdict_p->n_drafts = verdict_p->n_accepted = 0; /* they were no drafts of this stream */
+    return status;
+}
+
 /* After a loss: the prompt's rows but the last in passes as short as ever, then the tokens committed before it. */
 static vc_status_t resume_prompt(stream_t *s, node_verdict_t *verdict_p, vc_err_t *err)
 {
@@ -339,10 +385,7 @@ static vc_status_t resume_prompt(stream_t *s, node_verdict_t *verdict_p, vc_err_
     }
     if (status != VC_OK)
         return status;
-    node_pass_begin(node);
-    status = node_verifier_resume(s->verifier, open->committed, open->n_committed, verdict_p, err);
-    node_pass_end(node);
-    return status;
+    return repeat_committed(s, &said, verdict_p, err);
 }
 
 static vc_status_t run_prompt(stream_t *s, node_verdict_t *verdict_p, vc_err_t *err)
@@ -427,7 +470,6 @@ static vc_status_t serve_open(stream_t *s, vc_err_t *err)
         status = reserve_kv(s, err);
     if (status == VC_OK)
         status = make_verifier(s, err);
-    s->rows_sent = s->open->tail_first;
     if (status == VC_OK)
         status = open_stream(s, err);
     if (status == VC_OK)

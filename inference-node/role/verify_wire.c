@@ -50,8 +50,6 @@ vc_status_t node_wire_pack_open(const node_wire_open_t *open, vc_bytes_t *bytes_
     msg.n_stop = open->n_stops;
     msg.stop = stops;
     msg.ignore_end = open->ignore_end;
-    msg.tail_rows = open->tail_rows;
-    msg.tail_first = open->tail_first;
     msg.compressor = (char *)open->compressor;
     msg.drafter_numerics = open->drafter_numerics;
     msg.context = open->context;
@@ -71,6 +69,16 @@ vc_status_t node_wire_pack_draft(const node_wire_draft_t *draft, vc_bytes_t *byt
     request_msg_t request = VERICACHE__NODE__V1__VERIFY_REQUEST__INIT;
     request.kind_case = VERICACHE__NODE__V1__VERIFY_REQUEST__KIND_DRAFT;
     request.draft = &msg;
+    return pack_request(&request, bytes_p);
+}
+
+vc_status_t node_wire_pack_tail(uint32_t first, vc_bytes_t *bytes_p)
+{
+    Vericache__Node__V1__Tail msg = VERICACHE__NODE__V1__TAIL__INIT;
+    msg.first = first;
+    request_msg_t request = VERICACHE__NODE__V1__VERIFY_REQUEST__INIT;
+    request.kind_case = VERICACHE__NODE__V1__VERIFY_REQUEST__KIND_TAIL;
+    request.tail = &msg;
     return pack_request(&request, bytes_p);
 }
 
@@ -169,8 +177,6 @@ static vc_status_t take_open(const Vericache__Node__V1__Open *msg, node_wire_ope
     take_sampling(msg->sampling, &open->sampling);
     open->max_tokens = msg->max_tokens;
     open->ignore_end = msg->ignore_end;
-    open->tail_rows = msg->tail_rows;
-    open->tail_first = msg->tail_first;
     open->drafter_numerics = msg->drafter_numerics;
     open->context = msg->context;
     snprintf(open->compressor, sizeof(open->compressor), "%s", msg->compressor);
@@ -201,8 +207,12 @@ vc_status_t node_wire_unpack_request(const void *data, size_t bytes, node_wire_r
     } else if (msg->kind_case == VERICACHE__NODE__V1__VERIFY_REQUEST__KIND_DRAFT && msg->draft != NULL) {
         request_p->kind = NODE_WIRE_DRAFT;
         status = take_draft(msg->draft, &request_p->draft, err);
+    } else if (msg->kind_case == VERICACHE__NODE__V1__VERIFY_REQUEST__KIND_TAIL && msg->tail != NULL) {
+        request_p->kind = NODE_WIRE_TAIL;
+        request_p->tail_first = msg->tail->first;
+        status = VC_OK;
     } else {
-        status = bad(err, "neither Open nor Draft");
+        status = bad(err, "neither Open nor Draft nor Tail");
     }
     vericache__node__v1__verify_request__free_unpacked(msg, NULL);
     return status;

@@ -25,8 +25,6 @@ typedef struct node_wire_open {
     char *stops[NODE_STOPS_MAX];
     uint32_t n_stops;
     bool ignore_end;
-    bool tail_rows;
-    uint32_t tail_first;
     char compressor[VC_SPEC_TEXT_MAX];
     uint32_t drafter_numerics;
     uint32_t context; /* 0: the model's */
@@ -54,17 +52,19 @@ typedef struct node_wire_verdict {
     size_t tail_bytes;
 } node_wire_verdict_t;
 
-typedef enum { NODE_WIRE_OPEN, NODE_WIRE_DRAFT, NODE_WIRE_OPENED, NODE_WIRE_VERDICT } node_wire_kind_t;
+typedef enum { NODE_WIRE_OPEN, NODE_WIRE_DRAFT, NODE_WIRE_TAIL, NODE_WIRE_OPENED, NODE_WIRE_VERDICT } node_wire_kind_t;
 
 vc_status_t node_wire_pack_open(const node_wire_open_t *open, vc_bytes_t *bytes_p);
 vc_status_t node_wire_pack_draft(const node_wire_draft_t *draft, vc_bytes_t *bytes_p);
+vc_status_t node_wire_pack_tail(uint32_t first, vc_bytes_t *bytes_p);
 vc_status_t node_wire_pack_opened(const node_wire_opened_t *opened, vc_bytes_t *bytes_p);
 vc_status_t node_wire_pack_verdict(const node_wire_verdict_t *verdict, vc_bytes_t *bytes_p);
 
 typedef struct node_wire_request {
-    node_wire_kind_t kind; /* OPEN or DRAFT */
+    node_wire_kind_t kind; /* OPEN, DRAFT or TAIL */
     node_wire_open_t open;
     node_wire_draft_t draft;
+    uint32_t tail_first;
 } node_wire_request_t;
 /* PROTOCOL names what is wrong. Free with node_wire_request_free, also after a failure. */
 vc_status_t node_wire_unpack_request(const void *data, size_t bytes, node_wire_request_t *request_p, vc_err_t *err);

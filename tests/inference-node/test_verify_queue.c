@@ -123,8 +123,6 @@ static node_wire_open_t sample_open(void)
     open.sampling.seed = 42;
     open.stops[0] = (char *)"END";
     open.n_stops = 1;
-    open.tail_rows = true;
-    open.tail_first = 64;
     strcpy(open.compressor, "kivi:bits=4");
     memset(open.keyspace_id.b, 0xab, sizeof(open.keyspace_id.b));
     return open;
@@ -145,7 +143,6 @@ Test(verify_wire, open_comes_back_as_it_was_sent)
     cr_assert_eq(request.open.sampling.temperature, 0.7);
     cr_assert_str_eq(request.open.stops[0], "END");
     cr_assert_str_eq(request.open.compressor, "kivi:bits=4");
-    cr_assert_eq(request.open.tail_first, 64u);
     cr_assert_arr_eq(request.open.keyspace_id.b, open.keyspace_id.b, VC_DIGEST_BYTES);
     node_wire_request_free(&request);
     vc_bytes_free(&bytes);

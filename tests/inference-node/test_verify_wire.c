@@ -18,8 +18,6 @@ Test(verify_wire, an_open_comes_back_as_it_was_packed)
                              .max_tokens = 77,
                              .stops = {stop},
                              .n_stops = 1,
-                             .tail_rows = true,
-                             .tail_first = 64,
                              .context = 4096};
     memset(open.keyspace_id.b, 0x5a, sizeof(open.keyspace_id.b));
     node_sampling_default(&open.sampling);
@@ -37,8 +35,8 @@ Test(verify_wire, an_open_comes_back_as_it_was_packed)
     cr_assert(got.open.n_prompt == 3 && memcmp(got.open.prompt, prompt, sizeof(prompt)) == 0);
     cr_assert(got.open.n_committed == 1 && got.open.committed[0] == 9);
     cr_assert_eq(memcmp(&got.open.sampling, &open.sampling, sizeof(open.sampling)), 0);
-    cr_assert(got.open.max_tokens == 77 && got.open.context == 4096 && got.open.tail_first == 64);
-    cr_assert(got.open.tail_rows && !got.open.ignore_end);
+    cr_assert(got.open.max_tokens == 77 && got.open.context == 4096);
+    cr_assert(!got.open.ignore_end);
     cr_assert(got.open.n_stops == 1 && strcmp(got.open.stops[0], stop) == 0);
     cr_assert_str_eq(got.open.compressor, "kivi:bits=4");
     node_wire_request_free(&got);
