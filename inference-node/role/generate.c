@@ -14,8 +14,8 @@ typedef struct {
     node_generate_opts_t o;
     uint64_t top_k;
     const char *draft_length, *stop;
-    int isa, tail;
-    bool chat, verbose;
+    int isa, tail, log_level;
+    bool chat;
 } flags_t;
 
 #define N_OPTS 32
@@ -58,7 +58,7 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
          "verify node HOST:PORT, or several separated by ','"},
         {"data-plane", VC_OPT_BOOL, &o->data_plane, "true", 0, 0, NULL, "full KV over UCX where the server offers it"},
         {"tail", VC_OPT_ENUM, &f->tail, "verified", 0, 0, "verified|own", "whose K, V rows drafts follow on"},
-        {"verbose", VC_OPT_BOOL, &f->verbose, "false", 0, 0, NULL, "log what happens"},
+        {"log-level", VC_OPT_ENUM, &f->log_level, "warn", 0, 0, "error|warn|info|debug", "least important line to log"},
     };
     _Static_assert(VC_ARRAY_LEN(opts) < N_OPTS, "room for the end mark");
     memset(table, 0, N_OPTS * sizeof *table);
@@ -189,7 +189,7 @@ int node_cmd_generate(int argc, char **argv)
         return rc;
     vc_status_t st = finish_opts(&f, config, argc, argv, &err);
     if (st == VC_OK) {
-        vc_log_set_level(f.verbose ? VC_LOG_INFO : VC_LOG_WARN);
+        vc_log_set_level((vc_log_level_t)f.log_level);
         catch_signals();
         bool remote = f.o.server[0] || f.o.verifier[0];
         st = remote ? node_generate_remote(&f.o, stdout, &stop_flag, &err)

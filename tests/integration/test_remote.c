@@ -190,14 +190,11 @@ Test(remote, the_verify_node_stores_what_a_request_computed)
 
 /* Disturbs a long generation once its first text is out. Returns its result. */
 typedef void (*disturb_fn)(remote_cluster_t *c);
-static json_t *generate_disturbed(remote_cluster_t *c, disturb_fn disturb)
+static json_t *generate_disturbed(remote_cluster_t *c, const char *verifiers, disturb_fn disturb)
 {
-    const char *flags[] = {"--server",       c->server_address,
-                           "--verifier",     c->verify_address,
-                           "--compressor",   KIVI,
-                           "--max-tokens",   LONG_ANSWER,
-                           "--draft-length", "4",
-                           "--verbose",      NULL};
+    const char *flags[] = {
+        "--server",  c->server_address, "--verifier", verifiers,     "--compressor", KIVI, "--max-tokens",
+        LONG_ANSWER, "--draft-length",  "4",          "--log-level", "info",         NULL};
     vt_proc_t *run = remote_cluster_generate_start(c, flags);
     cr_assert(vt_proc_wait_line(run, "verify node opened", 60000, NULL, 0));
     disturb(c);
@@ -227,12 +224,37 @@ static void check_disturbed(disturb_fn disturb, bool loses_verifier)
     remote_cluster_register(&c, KIVI);
     const char *alone[] = {"--draft-length", "0", "--max-tokens", LONG_ANSWER, NULL};
     json_t *base = remote_cluster_generate(&c, alone);
-    json_t *ours = generate_disturbed(&c, disturb);
+    json_t *ours = generate_disturbed(&c, c.verify_address, disturb);
     remote_cluster_assert_same(base, ours, "after a loss");
     if (loses_verifier)
         cr_assert_gt(remote_int(ours, "recoveries"), 0, "the generation was over before the verify node died");
     json_decref(base);
     json_decref(ours);
+    remote_cluster_stop(&c);
+}
+
+Test(remote, a_second_verify_node_goes_on_where_the_first_one_died)
+{
+    NEED_PROGRAMS();
+    remote_cluster_t c;
+    remote_cluster_start(&c);
+    remote_cluster_register(&c, KIVI);
+    remote_cluster_t second = c;
+    char model[512], both[200];
+    second.verify = NULL;
+    second.verify_port = 0;
+    snprintf(model, sizeof(model), "%s", vt_tmpdir_path(&c.dir, "model.gguf"));
+    remote_cluster_start_verify(&second, model);
+    snprintf(both, sizeof(both), "%s,%s", c.verify_address, second.verify_address);
+    const char *alone[] = {"--draft-length", "0", "--max-tokens", LONG_ANSWER, NULL};
+    json_t *base = remote_cluster_generate(&c, alone);
+    json_t *ours = generate_disturbed(&c, both, kill_verify);
+    remote_cluster_assert_same(base, ours, "with a second verify node");
+    cr_assert_eq(remote_int(ours, "recoveries"), 1, "one loss, and the second node has it all");
+    cr_assert(vt_proc_wait_line(second.verify, "opened ", 10000, NULL, 0));
+    json_decref(base);
+    json_decref(ours);
+    vt_proc_end(second.verify);
     remote_cluster_stop(&c);
 }
 
