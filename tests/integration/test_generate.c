@@ -219,8 +219,9 @@ Test(generate, help_and_print_config_succeed)
 Test(generate, an_interrupt_ends_it_cleanly_with_what_is_there)
 {
     SETUP();
-    const char *args[] = {"generate", "--model", model,   "--max-tokens", "3900", "--draft-length", "0", "--verbose",
-                          "--isa",    "scalar",  "--raw", "go",           NULL};
+    const char *args[] = {"generate", "--model",          model,   "--max-tokens", "3900",  "--draft-length",
+                          "0",        "--log-level=info", "--isa", "scalar",       "--raw", "go",
+                          NULL};
     vt_proc_t *p = vt_proc_start("vericache-node", args, NULL);
     cr_assert(vt_proc_wait_line(p, "model loaded", TIMEOUT_MS, NULL, 0)); /* the handler is older than this line */
     vt_proc_signal(p, SIGINT);
