@@ -131,10 +131,14 @@ vc_status_t cs_space_check(cs_store_t *s)
     cs_lock(s);
     bool was = s->no_space, degraded = s->is_degraded;
     bool now = was ? free_bytes < LOW_WATER_BYTES + s->opts.ballast_bytes : free_bytes < LOW_WATER_BYTES;
-    s->no_space = now;
+    if (!now)
+        s->no_space = false;
     cs_unlock(s);
     if (now && !was) {
-        cs_ballast_release(s);
+        cs_ballast_release(s); /* before anyone hears of it: whoever is refused finds the room already made */
+        cs_lock(s);
+        s->no_space = true;
+        cs_unlock(s);
         vc_log_error("store", "disk below the low-water mark, writes are refused free_bytes=%llu low_water_bytes=%llu",
                      (unsigned long long)free_bytes, (unsigned long long)LOW_WATER_BYTES);
         if (!degraded && cs_catalog_flush(s->catalog, &err) != VC_OK)

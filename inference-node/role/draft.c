@@ -55,6 +55,7 @@ typedef struct draft {
     uint32_t n_sent;    /* of the pending drafts */
     uint32_t chunk;     /* drafts per message */
     double run;         /* accepted per round, decayed mean */
+    bool send_failed;   /* the stream ends: what it said before that is still to be read */
     bool rows_asked;    /* on this stream, for the verifier's rows */
     uint32_t rows_here; /* its rows before this position came; at first the end of the body */
     uint64_t row_bytes;
@@ -151,26 +152,29 @@ static uint32_t chunk_length(const draft_t *d)
 
 static bool can_draft(const draft_t *d)
 {
-    if (d->drafter == NULL)
+    if (d->drafter == NULL || d->send_failed)
         return false;
     return !d->rows_ready || node_drafter_n_pending(d->drafter) < 2 * chunk_length(d);
 }
 
-static vc_status_t send_chunk(draft_t *d, vc_err_t *err)
+/* A stream that takes nothing more may have ended well: its last verdict is still to be read, and so is the reason if
+ * it did not. */
+static void send_chunk(draft_t *d)
 {
+    vc_err_t err;
     uint32_t pending = node_drafter_n_pending(d->drafter);
     node_wire_draft_t msg = {.epoch = d->epoch, .first = d->r->n_tokens + d->n_sent};
     msg.n_tokens = VC_MIN(pending - d->n_sent, NODE_WIRE_DRAFTS_MAX);
     memcpy(msg.tokens, node_drafter_pending(d->drafter) + d->n_sent, msg.n_tokens * sizeof(msg.tokens[0]));
-    vc_status_t status = node_verify_client_send(d->client, &msg, err);
-    if (status == VC_OK)
+    if (node_verify_client_send(d->client, &msg, &err) == VC_OK)
         d->n_sent += msg.n_tokens;
-    return status;
+    else
+        d->send_failed = true;
 }
 
 /* One small step of work, so that the stream is looked at often. A drafter that cannot go on is no error of the
  * request. */
-static vc_status_t draft_step(draft_t *d, vc_err_t *err)
+static void draft_step(draft_t *d)
 {
     vc_err_t derr = {0};
     vc_status_t status;
@@ -178,22 +182,21 @@ static vc_status_t draft_step(draft_t *d, vc_err_t *err)
         status = node_drafter_prefill(d->drafter, PREFILL_SLICE, &d->rows_ready, &derr);
         if (status != VC_OK)
             stop_drafting(d, &derr);
-        return VC_OK;
+        return;
     }
     node_pick_t pick;
     status = node_drafter_next(d->drafter, &pick, &derr);
     uint32_t pending = status == VC_OK || status == VC_ERR_RANGE ? node_drafter_n_pending(d->drafter) : 0;
     if (status == VC_ERR_RANGE && pending == d->n_sent) { /* the context is full: the verifier ends it */
         stop_drafting(d, &derr);
-        return VC_OK;
+        return;
     }
     if (status != VC_OK && status != VC_ERR_RANGE) {
         stop_drafting(d, &derr);
-        return VC_OK;
+        return;
     }
     if (status == VC_ERR_RANGE || pending - d->n_sent >= chunk_length(d))
-        return send_chunk(d, err);
-    return VC_OK;
+        send_chunk(d);
 }
 
 /* ---- the stream ---- */
@@ -266,12 +269,13 @@ static vc_status_t take_reply(draft_t *d, const node_wire_reply_t *reply, vc_err
 }
 
 /* Once per stream, when the drafter is there: drafts follow on the verifier's rows as far as they come. */
-static vc_status_t ask_rows(draft_t *d, vc_err_t *err)
+static void ask_rows(draft_t *d)
 {
+    vc_err_t err;
     if (d->drafter == NULL || d->rows_asked || !d->r->opts->tail_verified)
-        return VC_OK;
+        return;
     d->rows_asked = true;
-    return node_verify_client_ask_rows(d->client, d->rows_here, err);
+    d->send_failed = node_verify_client_ask_rows(d->client, d->rows_here, &err) != VC_OK;
 }
 
 /* Until the generation is finished (OK), the stream is lost, or this node was told to stop. */
@@ -284,17 +288,17 @@ static vc_status_t run_stream(draft_t *d, vc_err_t *err)
         bool waiting_body = d->job.started;
         if (waiting_body && atomic_load_explicit(&d->job.done, memory_order_acquire))
             make_drafter(d);
-        vc_status_t status = ask_rows(d, err);
-        if (status != VC_OK)
-            return status;
+        ask_rows(d);
         uint32_t wait_ms = can_draft(d) ? 0 : d->job.started ? POLL_MS : IDLE_POLL_MS;
         node_wire_reply_t reply = {0};
-        status = node_verify_client_next(d->client, wait_ms, &reply, NULL, err);
+        vc_status_t status = node_verify_client_next(d->client, wait_ms, &reply, NULL, err);
         if (status == VC_OK) {
             status = take_reply(d, &reply, err);
             node_wire_reply_free(&reply);
         } else if (status == VC_ERR_AGAIN) {
-            status = can_draft(d) ? draft_step(d, err) : VC_OK;
+            status = VC_OK;
+            if (can_draft(d))
+                draft_step(d);
         }
         if (status != VC_OK)
             return status;
@@ -344,7 +348,7 @@ static void close_stream(draft_t *d)
     d->r->outcome.slow_bytes += node_verify_client_bytes(d->client);
     node_verify_client_close(d->client);
     d->client = NULL;
-    d->rows_asked = false;
+    d->rows_asked = d->send_failed = false;
     d->n_sent = 0;
     d->epoch++;
     vc_err_t err = {0};
