@@ -38,6 +38,8 @@ gpr_timespec vc_rpc_deadline(uint32_t ms)
 {
     if (ms == 0)
         return gpr_inf_future(GPR_CLOCK_MONOTONIC);
+    if (ms == VC_RPC_NO_WAIT)
+        return gpr_now(GPR_CLOCK_MONOTONIC);
     return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(ms, GPR_TIMESPAN));
 }
 

@@ -1,10 +1,9 @@
 /*
  * One Verify stream. State machine: Open -> fetch -> prefill -> rounds -> store.
  *
- * A round takes the drafts that are there. With none it waits: two decode steps where nothing is known of the drafter,
- * and as long as decoding a draft of its usual length would take while its drafts come in time (role/patience.h). Then
- * it decodes one token without a draft. So a slow or silent drafter does not hold a request up, and one that is on its
- * way is waited for while that pays.
+ * A round takes the drafts that are there. With none it waits for some while that pays (role/patience.h), else it
+ * decodes one token without a draft. So a slow or silent drafter does not hold a request up, and one that is on its way
+ * is waited for.
  */
 #include "role/verify_session.h"
 
@@ -248,7 +247,7 @@ static vc_status_t take_tail(stream_t *s, uint32_t first)
 }
 
 /* Takes one message; AGAIN when none came in time. */
-static vc_status_t receive_draft(stream_t *s, uint32_t timeout_ms, vc_err_t *err)
+static vc_status_t receive_message(stream_t *s, uint32_t timeout_ms, vc_err_t *err)
 {
     if (s->half_closed)
         return VC_ERR_CANCELLED;
@@ -280,46 +279,52 @@ static vc_status_t collect_drafts(stream_t *s, vc_err_t *err)
         return VC_OK;
     double patience_us = s->step_us * node_patience_steps(&s->patience);
     uint64_t deadline = vc_clock_now_us(s->service->clock) + (uint64_t)VC_MIN(patience_us, (double)WAIT_MAX_US);
-    for (;;) {
+    while (s->queue.n < s->service->max_draft) {
         uint64_t now = vc_clock_now_us(s->service->clock);
-        uint32_t wait_ms = s->queue.n > 0 || now >= deadline ? 1 : (uint32_t)((deadline - now) / 1000) + 1;
-        vc_status_t status = receive_draft(s, wait_ms, err);
-        if (status == VC_ERR_AGAIN)
+        bool wait = s->queue.n == 0 && now < deadline;
+        vc_status_t status = receive_message(s, wait ? (uint32_t)((deadline - now) / 1000) + 1 : VC_RPC_NO_WAIT, err);
+        if (status == VC_ERR_AGAIN && !wait)
             return VC_OK;
-        if (status != VC_OK || s->queue.n >= s->service->max_draft)
+        if (status != VC_OK && status != VC_ERR_AGAIN)
             return status;
-        if (vc_clock_now_us(s->service->clock) >= deadline)
-            return VC_OK;
     }
+    return VC_OK;
 }
 
-static void learn(stream_t *s, uint32_t n_drafts, double us)
+static void learn(stream_t *s, const node_verdict_t *verdict, uint32_t n_drafts, double wait_us, double pass_us)
 {
-    if (n_drafts > 0)
+    if (n_drafts == 0) {
+        s->step_us = s->step_us == 0 ? pass_us : 0.8 * s->step_us + 0.2 * pass_us;
+        node_patience_plain(&s->patience);
         return;
-    s->step_us = s->step_us == 0 ? us : 0.8 * s->step_us + 0.2 * us;
-    node_patience_missed(&s->patience);
+    }
+    /* While other streams use the engine, waiting costs nothing. */
+    bool alone = atomic_load_explicit(&s->service->n_running, memory_order_relaxed) <= 1;
+    node_patience_round(&s->patience, verdict->n_tokens, pass_us + (alone ? wait_us : 0), s->step_us);
 }
 
 static vc_status_t run_rounds(stream_t *s, vc_err_t *err)
 {
     vc_status_t status = VC_OK;
+    atomic_fetch_add_explicit(&s->service->n_running, 1, memory_order_relaxed);
     while (status == VC_OK && node_verifier_finish(s->verifier) == NODE_FINISH_NONE) {
+        uint64_t start = vc_clock_now_us(s->service->clock);
         status = collect_drafts(s, err);
         if (status != VC_OK)
             break;
         uint32_t drafts[NODE_WIRE_DRAFTS_MAX];
         uint32_t n = VC_MIN(s->queue.n, VC_MIN(s->service->max_draft, VC_ARRAY_LEN(drafts)));
         memcpy(drafts, s->queue.tokens, n * sizeof(drafts[0]));
-        uint64_t start = vc_clock_now_us(s->service->clock);
+        uint64_t ready = vc_clock_now_us(s->service->clock);
         node_verdict_t verdict;
         status = run_pass(s, drafts, n, &verdict, err);
         if (status != VC_OK)
             break;
-        learn(s, n, (double)(vc_clock_now_us(s->service->clock) - start));
+        learn(s, &verdict, n, (double)(ready - start), (double)(vc_clock_now_us(s->service->clock) - ready));
         node_verify_queue_commit(&s->queue, verdict.tokens, verdict.n_tokens);
         status = send_verdict(s, &verdict);
     }
+    atomic_fetch_sub_explicit(&s->service->n_running, 1, memory_order_relaxed);
     return status;
 }
 
@@ -417,8 +422,6 @@ static vc_status_t open_stream(stream_t *s, vc_err_t *err)
     uint64_t us = vc_clock_now_us(s->service->clock) - start;
     opened->prefill_us = (uint32_t)VC_MIN(us, UINT32_MAX);
     opened->tokens_computed = s->open->n_prompt + s->open->n_committed - opened->blocks_fetched * NODE_TILE;
-    s->step_us =
-        (double)us / (double)VC_MAX(1u, opened->tokens_computed); /* too low at first; learnt from round one on */
     vc_bytes_t bytes;
     if (status == VC_OK)
         status = node_wire_pack_opened(opened, &bytes);

@@ -22,6 +22,7 @@ typedef struct node_verify_service {
     const vc_clock_t *clock;
     /* Relaxed: a budget and counters; nothing is published through them. */
     _Atomic uint64_t kv_bytes_used;
+    _Atomic uint64_t n_running; /* streams between their first and their last round */
     _Atomic uint64_t n_streams, n_committed, n_drafted, n_accepted;
 } node_verify_service_t;
 

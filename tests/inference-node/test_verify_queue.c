@@ -96,22 +96,51 @@ Test(verify_queue, gaps_prompt_positions_and_floods_are_protocol_errors)
     cr_assert_eq(q.n, NODE_QUEUE_CAP);
 }
 
+Test(patience, nobody_is_waited_for_before_the_first_draft)
+{
+    node_patience_t p = {0};
+    cr_assert_eq(node_patience_steps(&p), 0u);
+    for (int i = 0; i < 500; i++)
+        node_patience_plain(&p);
+    cr_assert_eq(node_patience_steps(&p), 0u);
+    node_patience_draft(&p, 8, 0); /* the first one, although too late */
+    cr_assert_eq(node_patience_steps(&p), 10u);
+}
+
 Test(patience, a_drafter_in_time_is_waited_for_and_a_late_one_twice)
 {
     node_patience_t p = {0};
-    cr_assert_eq(node_patience_steps(&p), NODE_PATIENCE_LEAST);
-    node_patience_missed(&p);
-    node_patience_missed(&p);
-    node_patience_draft(&p, 8, 0); /* the first one, although too late */
+    node_patience_draft(&p, 8, 8);
+    node_patience_round(&p, 9, 9 * 900, 1000);
     cr_assert_eq(node_patience_steps(&p), 10u);
-    node_patience_missed(&p);
+    node_patience_plain(&p);
     cr_assert_eq(node_patience_steps(&p), 10u);
-    node_patience_missed(&p);
-    cr_assert_eq(node_patience_steps(&p), NODE_PATIENCE_LEAST);
-    node_patience_draft(&p, 8, 3); /* mostly too late */
-    cr_assert_eq(node_patience_steps(&p), NODE_PATIENCE_LEAST);
-    node_patience_draft(&p, 6, 3);
-    cr_assert_eq(node_patience_steps(&p), 8u);
+    node_patience_draft(&p, 8, 4); /* half of it in time */
+    node_patience_plain(&p);
+    cr_assert_eq(node_patience_steps(&p), 10u);
+    node_patience_plain(&p);
+    cr_assert_eq(node_patience_steps(&p), 0u);
+    node_patience_draft(&p, 8, 8); /* what is there is taken; it is not waited for */
+    cr_assert_eq(node_patience_steps(&p), 0u);
+}
+
+Test(patience, drafts_that_do_not_pay_are_tried_again_ever_more_rarely)
+{
+    node_patience_t p = {0};
+    node_patience_draft(&p, 4, 4);
+    uint32_t pause = NODE_PATIENCE_PAUSE;
+    for (int i = 0; i < 4; i++, pause *= 2) {
+        node_patience_round(&p, 5, 5 * 1100, 1000);
+        for (uint32_t n = 0; n < pause; n++) {
+            cr_assert_eq(node_patience_steps(&p), 0u);
+            node_patience_plain(&p);
+        }
+        cr_assert_eq(node_patience_steps(&p), 6u);
+    }
+    node_patience_round(&p, 5, 5 * 900, 1000); /* now they do */
+    cr_assert_eq(node_patience_steps(&p), 6u);
+    node_patience_plain(&p);
+    cr_assert_eq(node_patience_steps(&p), 6u);
 }
 
 static node_wire_open_t sample_open(void)

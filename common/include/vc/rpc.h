@@ -20,6 +20,8 @@
 void vc_rpc_init(void);
 void vc_rpc_fini(void);
 
+#define VC_RPC_NO_WAIT UINT32_MAX /* as timeout_ms of a recv: only what is there already */
+
 typedef struct vc_bytes { /* owned; free with vc_bytes_free */
     uint8_t *data;
     size_t len;
