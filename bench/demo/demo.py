@@ -68,8 +68,9 @@ def link_bytes(link):
 
 
 def main():
-    slowlink.reexec_in_user_namespace()
     args = parse()
+    if not args.no_namespace:
+        slowlink.reexec_in_user_namespace()
     programs, model = cluster.Programs(pathlib.Path(args.build)), cluster.model_path()
     with tempfile.TemporaryDirectory(prefix="vericache-demo-") as tmp:
         workdir = pathlib.Path(args.keep or tmp)

@@ -2,6 +2,7 @@
 it that adds delay (not every kernel has netem). Needs root, or a user namespace (reexec_in_user_namespace); without both the
 relay does the pacing as well and there is no namespace (kind "relay").
 """
+import json
 import os
 import pathlib
 import re
@@ -99,8 +100,8 @@ class SlowLink:
         """Bytes that crossed the link so far, both directions; None where only the relays count."""
         if self.holder is None:
             return None
-        folder = pathlib.Path(f"/sys/class/net/{self.interface}/statistics")
-        return sum(int((folder / name).read_text()) for name in ("rx_bytes", "tx_bytes"))
+        stats = json.loads(run("ip", "-s", "-j", "link", "show", "dev", self.interface))[0]["stats64"]
+        return stats["rx"]["bytes"] + stats["tx"]["bytes"]  # /sys shows another namespace's devices in a user namespace
 
     def close(self):
         for process, _ in self.relays:
