@@ -22,6 +22,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static point_t points[MAX_POINTS];
 static unsigned n_points;
 static bool loaded;
+static cs_fault_passes_t *counted;
 
 static bool parse_action(const char *text, cs_fault_t *action_p)
 {
@@ -91,6 +92,28 @@ vc_status_t cs_fault_arm(const char *spec)
     return status;
 }
 
+void cs_fault_count(cs_fault_passes_t *passes)
+{
+    pthread_mutex_lock(&lock);
+    counted = passes;
+    pthread_mutex_unlock(&lock);
+}
+
+static void count_pass_locked(const char *name)
+{
+    unsigned i = 0;
+    while (i < counted->n && strcmp(counted->points[i].name, name) != 0)
+        i++;
+    if (i == CS_FAULT_POINTS_MAX)
+        return;
+    if (i == counted->n) {
+        snprintf(counted->points[i].name, sizeof(counted->points[i].name), "%s", name);
+        counted->points[i].passes = 0;
+        counted->n++;
+    }
+    counted->points[i].passes++;
+}
+
 cs_fault_t cs_fault_hit(const char *name)
 {
     cs_fault_t action = CS_FAULT_NONE;
@@ -99,6 +122,8 @@ cs_fault_t cs_fault_hit(const char *name)
         fprintf(stderr, "VERICACHE_FAULT is malformed: %s\n", getenv("VERICACHE_FAULT"));
         abort();
     }
+    if (counted)
+        count_pass_locked(name);
     for (unsigned i = 0; i < n_points; i++) {
         if (strcmp(points[i].name, name) != 0)
             continue;

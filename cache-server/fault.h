@@ -25,6 +25,18 @@ typedef enum {
 cs_fault_t cs_fault_hit(const char *name);
 /* Replaces what is armed; NULL or "" disarms. INVALID when the text is malformed; nothing is armed then. */
 vc_status_t cs_fault_arm(const char *spec);
+
+#define CS_FAULT_POINTS_MAX 128u
+typedef struct cs_fault_passes {
+    unsigned n; /* points seen so far; more than fit are not counted */
+    struct {
+        char name[48];
+        unsigned long passes;
+    } points[CS_FAULT_POINTS_MAX];
+} cs_fault_passes_t;
+/* From now on counts the passes of every point, armed or not, into *passes; NULL ends it. The memory may be shared with
+ * a process that reads it after this one was killed: that is how a test learns which points there are. */
+void cs_fault_count(cs_fault_passes_t *passes);
 #else
 #define cs_fault_hit(name) (CS_FAULT_NONE)
 #endif
