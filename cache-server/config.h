@@ -7,13 +7,14 @@
 
 #include "vc/config.h"
 
-#define CS_CONFIG_OPTIONS 25 /* entries of the table, its end included */
+#define CS_CONFIG_OPTIONS 27 /* entries of the table, its end included */
 
 typedef struct cs_config {
     const char *listen, *data_dir, *data_listen, *data_ports, *port_file;
     uint64_t capacity_bytes, ballast_bytes, max_record_bytes, egress_bits_per_s;
     uint64_t n_workers, n_buffers, lease_ms, upload_ms, max_uploads, max_leases;
     uint64_t max_fetch_streams, max_put_streams, peer_timeout_ms, idle_ms, grace_ms;
+    uint64_t scrub_bytes, scrub_interval_s;
     int io_mode, log_level;
     bool trust_data_network, insecure;
     bool show_only; /* --help, --version or --print-config was answered: nothing more to do */

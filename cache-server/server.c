@@ -102,6 +102,8 @@ static vc_status_t start_store(cs_server_t *s, const cs_config_t *c, vc_err_t *e
     o.upload_ms = (uint32_t)c->upload_ms;
     o.max_uploads = (uint32_t)c->max_uploads;
     o.max_leases = (uint32_t)c->max_leases;
+    o.scrub_bytes = c->scrub_bytes;
+    o.scrub_interval_s = (uint32_t)c->scrub_interval_s;
     o.workers = s->workers;
     o.pool = s->pool;
     return cs_store_open(&o, &s->store, err);

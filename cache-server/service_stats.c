@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "service_int.h"
+#include "store_scrub.h"
 #include "vc/mem.h"
 
 #define STATS_MAX 160
@@ -53,6 +54,7 @@ static void add_store(stats_t *st, const cs_store_stats_t *s)
     add(st, "miss_keyspace", "", (double)s->miss_keyspace);
     add(st, "corrupt_disk", "", (double)s->corrupt_disk);
     add(st, "corrupt_wire", "", (double)s->corrupt_wire);
+    add(st, "corrupt_total", "", (double)(s->corrupt_disk + s->corrupt_wire));
     add(st, "commits", "", (double)s->commits);
     add(st, "commit_batches", "", (double)s->commit_batches);
     add(st, "aborts", "", (double)s->aborts);
@@ -68,6 +70,20 @@ static void add_store(stats_t *st, const cs_store_stats_t *s)
     add(st, "segments", "", (double)s->n_segments);
     add(st, "evictions", "", (double)s->evictions);
     add(st, "readonly", "", s->readonly ? 1 : 0);
+}
+
+static void add_scrub(stats_t *st, const cs_scrub_info_t *i)
+{
+    add(st, "scrub_running", "", i->running ? 1 : 0);
+    add(st, "scrub_rate_bytes", "", (double)i->rate_bytes);
+    add(st, "scrub_passes", "", (double)i->passes);
+    add(st, "scrub_bytes", "", (double)i->bytes);
+    add(st, "scrub_corrupt", "", (double)i->corrupt);
+    add(st, "scrub_errors", "", (double)i->errors);
+    add(st, "scrub_last_pass_s", "", (double)i->last_pass_s);
+    add(st, "scrub_last_pass_ms", "", (double)i->last_pass_ms);
+    add(st, "scrub_pass_objects", "", (double)i->pass_objects);
+    add(st, "scrub_pass_bytes", "", (double)i->pass_bytes);
 }
 
 static double load(_Atomic uint64_t *counter) { return (double)atomic_load_explicit(counter, memory_order_relaxed); }
@@ -125,8 +141,11 @@ vc_status_t cs_service_stats(void *arg, vc_rpc_call_t *call, const uint8_t *req,
     if (st == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory");
     cs_store_stats_t store;
+    cs_scrub_info_t scrub;
     cs_store_get_stats(s->o.store, &store);
+    cs_store_scrub_info(s->o.store, &scrub);
     add_store(st, &store);
+    add_scrub(st, &scrub);
     add_service(st, s);
     if (s->o.more_stats != NULL)
         st->n += s->o.more_stats(s->o.arg, st->list + st->n, STATS_MAX - st->n);

@@ -159,6 +159,7 @@ void cs_store_opts_default(cs_store_opts_t *opts)
                               .upload_ms = 60000,
                               .max_uploads = 64,
                               .max_leases = 4096,
+                              .scrub_interval_s = 24 * 3600,
                               .rocksdb_sync = true,
                               .clock = vc_clock_system()};
 }
@@ -356,6 +357,10 @@ static vc_status_t start_threads(cs_store_t *s, vc_err_t *err)
         s->has_commit_thread = rc == 0;
     }
     if (rc == 0 && !s->opts.no_maintenance_thread) {
+        rc = pthread_create(&s->scrub_thread, NULL, cs_scrub_main, s);
+        s->has_scrub_thread = rc == 0;
+    }
+    if (rc == 0 && !s->opts.no_maintenance_thread) {
         rc = pthread_create(&s->tick_thread, NULL, tick_main, s);
         s->has_tick_thread = rc == 0;
     }
@@ -370,6 +375,7 @@ static void init_sync(cs_store_t *s)
     pthread_mutex_init(&s->mu, NULL);
     pthread_cond_init(&s->commit_work, NULL);
     pthread_cond_init(&s->tick_work, &attr);
+    pthread_cond_init(&s->scrub_work, &attr);
     pthread_cond_init(&s->idle, NULL);
     pthread_condattr_destroy(&attr);
 }
@@ -429,7 +435,10 @@ static void wait_until_idle(cs_store_t *s)
     s->stopping = true;
     pthread_cond_signal(&s->commit_work);
     pthread_cond_signal(&s->tick_work);
+    pthread_cond_signal(&s->scrub_work);
     cs_unlock(s);
+    if (s->has_scrub_thread)
+        pthread_join(s->scrub_thread, NULL);
     if (s->has_commit_thread)
         pthread_join(s->commit_thread, NULL);
     if (s->has_tick_thread)
@@ -457,8 +466,9 @@ static void free_memory(cs_store_t *s)
             cs_segment_close(s->segments[i]);
         vc_free(s->segments[i]);
     }
-    void *blocks[] = {s->op_chunks, s->segments,     s->keyspaces,     s->columns, s->prefixes,      s->prefix_slots,
-                      s->ghosts,    s->leases.slots, s->uploads.slots, s->drops,   s->dead_prefixes, s->data_dir};
+    void *blocks[] = {s->op_chunks,     s->segments, s->keyspaces,    s->columns,       s->prefixes,
+                      s->prefix_slots,  s->ghosts,   s->leases.slots, s->uploads.slots, s->drops,
+                      s->dead_prefixes, s->data_dir, s->scrub.data};
     for (size_t i = 0; i < VC_ARRAY_LEN(blocks); i++)
         vc_free(blocks[i]);
     cs_index_destroy(s->index);
@@ -483,6 +493,7 @@ void cs_store_close(cs_store_t *s)
     free_memory(s);
     pthread_cond_destroy(&s->commit_work);
     pthread_cond_destroy(&s->tick_work);
+    pthread_cond_destroy(&s->scrub_work);
     pthread_cond_destroy(&s->idle);
     pthread_mutex_destroy(&s->mu);
     vc_free(s);
@@ -507,6 +518,8 @@ void cs_store_tick(cs_store_t *s)
     s->recheck = s->has_commit_thread;
     pthread_cond_signal(&s->commit_work);
     cs_unlock(s);
+    if (!s->has_scrub_thread)
+        cs_scrub_tick(s);
 }
 
 void cs_store_get_stats(cs_store_t *s, cs_store_stats_t *stats_p)

@@ -30,6 +30,8 @@ typedef struct cs_store_opts {
     uint32_t upload_ms;      /* an upload that gets no record and no commit for this long is freed */
     uint32_t max_uploads;    /* open at once; more are answered BUSY */
     uint32_t max_leases;
+    uint64_t scrub_bytes;       /* per second, of the automatic passes (store_scrub.h); 0: none, the default */
+    uint32_t scrub_interval_s;  /* from the start of one to the start of the next, at least */
     bool rocksdb_sync;          /* false only in benches and tests that say so */
     bool no_maintenance_thread; /* tests with a fake clock call cs_store_tick themselves */
     const vc_clock_t *clock;

@@ -7,6 +7,7 @@
  *   store_names.c    keyspaces, columns, prefixes, ghosts, removing an entry from all of them
  *   store_lookup.c   lookup, leases, pins
  *   store_read.c     reads and their checks
+ *   store_scrub.c    the background re-read
  *   store_upload.c   begin, put, abort, expiry
  *   store_commit.c   the commit thread: group commit, catalog deletes, room for waiting puts
  *   store_space.c    budget, ballast, low-water mark, eviction, recycling
@@ -21,6 +22,7 @@
 #include "index.h"
 #include "segment.h"
 #include "store.h"
+#include "store_scrub.h"
 #include "uring.h"
 
 #define CS_MAX_FIDELITIES 8u
@@ -118,6 +120,18 @@ typedef struct cs_op { /* one asynchronous read or put */
     struct cs_op *next; /* free list, or the queue of puts that wait for room */
 } cs_op_t;
 
+typedef struct cs_scrub { /* info.running guards the rest of a pass */
+    cs_scrub_info_t info;
+    uint32_t cursor;     /* next entry id */
+    uint32_t yields;     /* in a row, to other transfers */
+    uint64_t started_us; /* of the pass */
+    uint64_t next_us;    /* when the next automatic pass is due */
+    double level;        /* bytes that may be read; negative = debt */
+    uint64_t filled_us;
+    uint8_t *data; /* whoever runs the steps; one record */
+    uint32_t cap;
+} cs_scrub_t;
+
 typedef struct cs_table { /* slots with ids that are never reused: id = serial << 16 | slot */
     void **slots;
     uint32_t n, used;
@@ -132,9 +146,9 @@ struct cs_store {
     bool readonly;     /* set before the threads start, never changed */
     bool is_disk_full; /* at start, even without the ballast; as readonly */
     pthread_mutex_t mu;
-    pthread_cond_t commit_work, tick_work, idle;
-    pthread_t commit_thread, tick_thread;
-    bool has_commit_thread, has_tick_thread, stopping, closing;
+    pthread_cond_t commit_work, tick_work, scrub_work, idle;
+    pthread_t commit_thread, tick_thread, scrub_thread;
+    bool has_commit_thread, has_tick_thread, has_scrub_thread, stopping, closing;
 
     cs_index_t *index;
     cs_index_t *pending;   /* commit thread: entries of the batch being written */
@@ -168,6 +182,7 @@ struct cs_store {
     uint32_t n_dead_prefixes, cap_dead_prefixes;
     cs_pin_t suspects[CS_MAX_SUSPECTS];
     uint32_t n_suspects;
+    cs_scrub_t scrub;
 
     bool recheck;     /* the tick asks the commit thread to look at the disk again */
     bool want_spare;  /* the last free segment was taken */
@@ -219,14 +234,22 @@ void cs_entry_drop(cs_store_t *s, uint32_t id, cs_miss_t why);
 void cs_queue_drop(cs_store_t *s, const vc_object_key_t *key);
 
 /* ---- store_lookup.c (locked) ---- */
+void cs_pin_entry(cs_store_t *s, uint32_t id, cs_pin_t *pin_p);
 cs_hold_t cs_hold_entry(cs_store_t *s, uint32_t id);
 void cs_hold_release(cs_store_t *s, const cs_hold_t *hold);
 void cs_lease_free(cs_store_t *s, cs_lease_t *lease);
 void cs_leases_expire(cs_store_t *s, uint64_t now_us);
 
 /* ---- store_read.c ---- */
-void cs_drop_corrupt(cs_store_t *s, const cs_pin_t *pin); /* takes the lock */
-void cs_check_suspects(cs_store_t *s);                    /* takes the lock */
+void cs_log_corrupt(const cs_pin_t *pin, const char *why);
+/* Takes the lock. False: the copy that was read is no longer the one that the index names. */
+bool cs_drop_corrupt(cs_store_t *s, const cs_pin_t *pin);
+void cs_check_suspects(cs_store_t *s); /* takes the lock */
+
+/* ---- store_scrub.c (take the lock) ---- */
+void *cs_scrub_main(void *arg);
+/* Without a thread: does what the clock allows. */
+void cs_scrub_tick(cs_store_t *s);
 
 /* ---- store_upload.c (locked) ---- */
 cs_segment_t *cs_object_segment(cs_store_t *s, const cs_upload_object_t *object);

@@ -277,7 +277,7 @@ vc_status_t cs_store_lease_release(cs_store_t *s, uint64_t boot_id, uint64_t lea
 
 /* ---- pins ---- */
 
-static void pin_entry(cs_store_t *s, uint32_t id, cs_pin_t *pin_p)
+void cs_pin_entry(cs_store_t *s, uint32_t id, cs_pin_t *pin_p)
 {
     const cs_entry_t *entry = cs_index_entry(s->index, id);
     cs_segment_t *segment = s->segments[entry->segment];
@@ -304,7 +304,7 @@ vc_status_t cs_store_pin_leased(cs_store_t *s, uint64_t boot_id, uint64_t lease_
         const cs_hold_t *hold = &lease->holds[lease->first[fid] + block];
         const cs_entry_t *entry = cs_index_entry(s->index, hold->entry);
         if (entry->pages && entry->segment == hold->segment && entry->page == hold->page)
-            pin_entry(s, hold->entry, pin_p);
+            cs_pin_entry(s, hold->entry, pin_p);
         else
             status = VC_ERR_NOT_FOUND;
     }
@@ -321,7 +321,7 @@ vc_status_t cs_store_pin_key(cs_store_t *s, const vc_object_key_t *key, cs_pin_t
     uint16_t column = cs_column_find(s, key->fidelity, &key->spec);
     uint32_t id = column == CS_NO_NAME ? CS_INDEX_NONE : cs_index_find(s->index, column, &key->hash);
     if (id != CS_INDEX_NONE)
-        pin_entry(s, id, pin_p);
+        cs_pin_entry(s, id, pin_p);
     cs_unlock(s);
     return id == CS_INDEX_NONE ? VC_ERR_NOT_FOUND : VC_OK;
 }

@@ -5,26 +5,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "record.h"
 #include "store_int.h"
 #include "vc/bytes.h"
 #include "vc/log.h"
 #include "vc/mem.h"
 
-static vc_status_t check_record(const cs_pin_t *pin, const uint8_t *data, vc_err_t *err)
-{
-    vc_kvrec_head_t head;
-    vc_object_key_t key;
-    if (vc_kvrec_check(data, pin->bytes, &head, err) != VC_OK)
-        return VC_ERR_CORRUPT;
-    vc_kvrec_key(&head, &key);
-    if (memcmp(&key, &pin->key, sizeof(key)) != 0)
-        return vc_err_set(err, VC_ERR_CORRUPT, "another record is in its place");
-    if (vc_le32(data + 12) != pin->header_crc)
-        return vc_err_set(err, VC_ERR_CORRUPT, "the header is not the one that was committed");
-    return VC_OK;
-}
-
-static void log_corrupt(const cs_pin_t *pin, const char *why)
+void cs_log_corrupt(const cs_pin_t *pin, const char *why)
 {
     char hex[2 * VC_DIGEST_BYTES + 1];
     vc_hex(pin->key.hash.b, VC_DIGEST_BYTES, hex);
@@ -32,20 +19,22 @@ static void log_corrupt(const cs_pin_t *pin, const char *why)
                 pin->segment, (unsigned long long)pin->offset, pin->bytes, why);
 }
 
-void cs_drop_corrupt(cs_store_t *s, const cs_pin_t *pin)
+bool cs_drop_corrupt(cs_store_t *s, const cs_pin_t *pin)
 {
     cs_lock(s);
     uint16_t column = cs_column_find(s, pin->key.fidelity, &pin->key.spec);
     uint32_t id = column == CS_NO_NAME ? CS_INDEX_NONE : cs_index_find(s->index, column, &pin->key.hash);
     const cs_entry_t *entry = id == CS_INDEX_NONE ? NULL : cs_index_entry(s->index, id);
     /* Only the copy that was read: meanwhile a good one may have been committed elsewhere. */
-    if (entry && entry->segment == pin->segment && (uint64_t)entry->page * 4096 == pin->offset) {
+    bool is_there = entry && entry->segment == pin->segment && (uint64_t)entry->page * 4096 == pin->offset;
+    if (is_there) {
         cs_entry_drop(s, id, CS_MISS_CORRUPT);
         s->stats.corrupt_disk++;
         if (!s->readonly)
             cs_queue_drop(s, &pin->key);
     }
     cs_unlock(s);
+    return is_there;
 }
 
 static void finish(cs_op_t *op, vc_status_t status)
@@ -64,14 +53,14 @@ static void whole_done(cs_io_t *io, vc_status_t status)
     cs_op_t *op = io->arg;
     vc_err_t why = {.msg = "the file ends before the record does"};
     if (status == VC_OK)
-        status = check_record(&op->pin, io->data, &why);
+        status = cs_record_check(io->data, op->pin.bytes, &op->pin.key, op->pin.header_crc, &why);
     else if (status == VC_ERR_RANGE)
         status = VC_ERR_CORRUPT;
     else
         status = VC_ERR_IO;
     if (status == VC_ERR_CORRUPT) {
-        log_corrupt(&op->pin, why.msg);
-        cs_drop_corrupt(op->store, &op->pin);
+        cs_log_corrupt(&op->pin, why.msg);
+        (void)cs_drop_corrupt(op->store, &op->pin);
     } else if (status != VC_OK) {
         vc_log_error("store", "read failed segment=%u offset=%llu bytes=%u", op->pin.segment,
                      (unsigned long long)op->pin.offset, op->pin.bytes);
@@ -159,21 +148,16 @@ void cs_store_count_wire_corrupt(cs_store_t *s)
 
 static void check_suspect(cs_store_t *s, const cs_pin_t *pin, int fd)
 {
-    vc_err_t why = {.msg = "the file ends before the record does"};
+    vc_err_t why;
     uint8_t *data = vc_alloc_aligned(4096, pin->bytes);
     if (!data)
         return;
-    size_t have = 0;
-    ssize_t n = 1;
-    while (have < pin->bytes && n > 0) {
-        n = pread(fd, data + have, pin->bytes - have, (off_t)(pin->offset + have));
-        have += n > 0 ? (size_t)n & ~(size_t)4095 : 0;
-        if (n > 0 && n < 4096)
-            n = 0; /* the file ends inside a page */
-    }
-    if (n >= 0 && (have < pin->bytes || check_record(pin, data, &why) != VC_OK)) {
-        log_corrupt(pin, why.msg);
-        cs_drop_corrupt(s, pin);
+    vc_status_t status = cs_record_read(fd, pin->offset, pin->bytes, data, &why);
+    if (status == VC_OK)
+        status = cs_record_check(data, pin->bytes, &pin->key, pin->header_crc, &why);
+    if (status == VC_ERR_CORRUPT) {
+        cs_log_corrupt(pin, why.msg);
+        (void)cs_drop_corrupt(s, pin);
     }
     vc_free(data);
 }

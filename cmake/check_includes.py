@@ -18,8 +18,8 @@ COMMON = ["base", "data", "wire", "net", "client"]
 SERVER = [
     ["bufpool", "fault"],
     ["io"],
-    ["index", "segment", "catalog", "evict", "pace"],
-    ["compact"],
+    ["index", "segment", "catalog", "evict", "policy", "pace", "record"],
+    ["compact", "verify"],
     ["store"],
     ["service", "dataplane", "rpc"],
     ["config"],
