@@ -30,10 +30,11 @@ typedef struct cs_store_opts {
     uint32_t upload_ms;      /* an upload that gets no record and no commit for this long is freed */
     uint32_t max_uploads;    /* open at once; more are answered BUSY */
     uint32_t max_leases;
-    uint64_t scrub_bytes;       /* per second, of the automatic passes (store_scrub.h); 0: none, the default */
-    uint32_t scrub_interval_s;  /* from the start of one to the start of the next, at least */
-    bool rocksdb_sync;          /* false only in benches and tests that say so */
-    bool no_maintenance_thread; /* tests with a fake clock call cs_store_tick themselves */
+    uint64_t scrub_bytes;        /* per second, of the automatic passes (store_scrub.h); 0: none, the default */
+    uint32_t scrub_interval_s;   /* from the start of one to the start of the next, at least */
+    uint64_t tenant_quota_bytes; /* what the objects of one tenant salt may take; 0: no limit */
+    bool rocksdb_sync;           /* false only in benches and tests that say so */
+    bool no_maintenance_thread;  /* tests with a fake clock call cs_store_tick themselves */
     const vc_clock_t *clock;
     cs_workers_t *workers; /* not owned; outlives the store */
     cs_bufpool_t *pool;    /* not owned */
@@ -159,6 +160,33 @@ vc_status_t cs_store_commit(cs_store_t *store, uint64_t upload_id, const cs_toke
                             void *arg, vc_err_t *err);
 vc_status_t cs_store_abort(cs_store_t *store, uint64_t upload_id, const cs_token_t *token);
 
+/* ---- pins that last, and deletes ---- */
+
+/* Which objects. tip: the chain that ends there, up to its first block or the first hole; else the blocks named, those
+ * that are absent left out. Every copy, or those of one column. */
+typedef struct cs_chain_ref {
+    vc_digest_t keyspace;
+    const vc_digest_t *tip;    /* NULL: hashes */
+    const vc_digest_t *hashes; /* [n_hashes] */
+    uint32_t n_hashes;
+    const cs_fidelity_t *fid; /* NULL: every fidelity and spec */
+} cs_chain_ref_t;
+
+typedef struct cs_chain_sum { /* what a call found and dealt with */
+    uint32_t n_objects;
+    uint64_t n_bytes;
+} cs_chain_sum_t;
+
+/* These three block until what they did is durable: not for data workers, nor for callbacks of the store. OK, NOT_FOUND
+ * (nothing of it is there), NOSPACE (what is pinned would exceed half of the room for objects), READONLY, IO, RANGE.
+ *
+ * Pinned objects are never evicted, also after a restart, until they are unpinned or deleted. Pinning twice is pinning
+ * once. All or nothing. */
+vc_status_t cs_store_pin_prefix(cs_store_t *store, const cs_chain_ref_t *ref, cs_chain_sum_t *sum_p, vc_err_t *err);
+vc_status_t cs_store_unpin_prefix(cs_store_t *store, const cs_chain_ref_t *ref, cs_chain_sum_t *sum_p, vc_err_t *err);
+/* Pinned ones too. What is being read is read to its end; a lease on it finds nothing any more. */
+vc_status_t cs_store_delete(cs_store_t *store, const cs_chain_ref_t *ref, cs_chain_sum_t *sum_p, vc_err_t *err);
+
 /* ---- operations ---- */
 
 typedef struct cs_fid_stats {
@@ -176,6 +204,14 @@ typedef struct cs_store_stats {
     uint64_t leases_open, leases_expired, stale_leases, pinned_bytes;
     uint64_t capacity_bytes, used_bytes, n_segments;
     uint64_t put_rejected, evictions;
+    uint64_t evicted_bytes;                             /* evictions: segments that were emptied or compacted */
+    uint64_t compactions, moved_bytes, segment_written; /* segment_written: puts and moves */
+    double write_amplification;                         /* segment_written / bytes put; 0 before the first put */
+    uint64_t dead_bytes;                                /* in segments, of objects that are gone */
+    uint64_t kept_objects, kept_bytes;                  /* pinned by cs_store_pin_prefix */
+    uint64_t objects, index_bytes;                      /* memory of the index and the policy together */
+    uint64_t tenants, tenant_largest_bytes, tenant_quota_bytes;
+    uint64_t quota_rejected, quota_evicted; /* puts and registrations; objects */
     bool readonly;
 } cs_store_stats_t;
 void cs_store_get_stats(cs_store_t *store, cs_store_stats_t *stats_p);
