@@ -40,9 +40,7 @@ typedef struct server {
     vc_spec_id_t spec;
     uint32_t *tokens, n_blocks;
     size_t record_bytes;
-    _Atomic int resident;
     uint8_t *hot; /* the record of block 0 */
-    bool holds_hot[POOL_BUFS];
 } server_t;
 
 static void must(vc_status_t st, const vc_err_t *err, const char *what)
@@ -99,21 +97,6 @@ static uint32_t make_record(const server_t *s, uint32_t block, uint8_t *buf, siz
     }
     must(vc_kvrec_write_end(&w, &bytes, &err), &err, "record");
     return (uint32_t)bytes;
-}
-
-/* Every buffer of the pool holds the hot record once it was asked for it: that is the memory tier of this bench. */
-static bool resident(void *arg, const cs_pin_t *pin, const cs_buf_t *buf)
-{
-    server_t *s = arg;
-    (void)pin;
-    if (!s->resident) {
-        s->holds_hot[buf->index] = false;
-        return false;
-    }
-    if (!s->holds_hot[buf->index])
-        memcpy(buf->data, s->hot, s->record_bytes);
-    s->holds_hot[buf->index] = true;
-    return true;
 }
 
 static void on_done(void *arg, vc_status_t status)
@@ -179,8 +162,6 @@ static void start_server(server_t *s)
     opts.pool = s->pool;
     opts.window = OUTSTANDING;
     opts.peer_timeout_ms = 60000;
-    opts.resident = resident;
-    opts.resident_arg = s;
     must(cs_dataplane_start(&opts, &s->dp, &err), &err, "data plane");
     bench_pin(1);
 }
@@ -330,9 +311,8 @@ static double run_hot(server_t *s, uint64_t n)
 {
     hot_t h;
     vc_data_lease_t lease = take_lease(s);
-    s->resident = 1;
     hot_open(&h, s, &lease);
-    hot_run(&h, n / 10 + OUTSTANDING); /* warm-up, and every buffer gets the record */
+    hot_run(&h, n / 10 + OUTSTANDING); /* warm-up, and the record comes into memory */
     double t = bench_now_s();
     hot_run(&h, n);
     t = bench_now_s() - t;
@@ -340,7 +320,6 @@ static double run_hot(server_t *s, uint64_t n)
         bench_fail("the hot record arrived damaged");
     vc_ucx_close(h.ucx);
     vc_free(h.slot);
-    s->resident = 0;
     drop_lease(s, &lease);
     return (double)n * (double)s->record_bytes / t / 1e6;
 }

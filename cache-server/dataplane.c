@@ -58,6 +58,11 @@ void dp_op_drop_buffer(dp_op_t *op)
         op->buf = NULL;
         DP_COUNT(op->dp, ops_in_flight, -1);
     }
+    if (op->view != NULL) {
+        cs_view_release(op->view);
+        op->view = NULL;
+        DP_COUNT(op->dp, ops_in_flight, -1);
+    }
 }
 
 void dp_op_free(dp_op_t *op)
@@ -101,6 +106,15 @@ void dp_op_store_done(void *arg, vc_status_t status)
     op->status = status;
     while (cs_worker_post(op->dp->worker, finished_elsewhere, op) != VC_OK)
         sched_yield(); /* our worker empties its ring without waiting for anybody */
+}
+
+void dp_op_got_view(void *arg, vc_status_t status, cs_view_t *view)
+{
+    dp_op_t *op = arg;
+    op->view = view;
+    if (view != NULL)
+        DP_COUNT(op->dp, ops_in_flight, 1);
+    dp_op_store_done(op, status);
 }
 
 /* ---- buffers ---- */
@@ -153,7 +167,7 @@ static void abandon_wakeup(cs_dataplane_t *dp, bool only_lost)
         wakeup_free(wakeup);
 }
 
-static void ask_for_buffer(cs_dataplane_t *dp)
+void dp_want_buffer(cs_dataplane_t *dp)
 {
     dp->starving = true;
     if (dp->wakeup != NULL)
@@ -171,7 +185,7 @@ cs_buf_t *dp_take_buffer(cs_dataplane_t *dp)
 {
     cs_buf_t *buf = cs_bufpool_get(dp->opts.pool);
     if (buf == NULL)
-        ask_for_buffer(dp);
+        dp_want_buffer(dp);
     else
         DP_COUNT(dp, ops_in_flight, 1);
     return buf;

@@ -2,11 +2,11 @@
  * The data plane: a UCX listener whose peers fetch leased records and put records of open uploads.
  *
  * Runs wholly on one data worker (worker 0), inside its progress hook; start, stop and stats may be called from any
- * other thread. Every byte sent or received lies in a pool buffer that is registered with UCX once. A buffer and a pin
- * belong to one operation and always come back: when the send or receive completes, or when the peer's endpoint has
- * been closed by force because the peer died or made no progress for peer_timeout_ms.
- * No bytes without the lease's or the upload's token. A peer that sends malformed, repeated, oversized or
- * unauthenticated messages is counted, answered with an ERROR frame where that is possible, and closed.
+ * other thread. Records are received into pool buffers and sent from views of the store; both lie in memory that is
+ * registered with UCX once. A buffer or a view, and a pin, belong to one operation and always come back: when the send
+ * or receive completes, or when the peer's endpoint has been closed by force because the peer died or made no progress
+ * for peer_timeout_ms. No bytes without the lease's or the upload's token. A peer that sends malformed, repeated,
+ * oversized or unauthenticated messages is counted, answered with an ERROR frame where that is possible, and closed.
  */
 #ifndef CS_DATAPLANE_H
 #define CS_DATAPLANE_H
@@ -15,12 +15,8 @@
 
 typedef struct cs_dataplane cs_dataplane_t;
 
-/* Test only: sees every record just before it is sent and may damage it. Runs on the worker. */
+/* Test only: sees a copy of every record just before it is sent and may damage it. Runs on the worker. */
 typedef void (*cs_dataplane_fault_fn)(void *arg, uint8_t *record, uint32_t bytes);
-
-/* Bench only, for a record that is in memory already: true when buf holds the record of this pin, so that the store is
- * not asked to read it. Runs on the worker. */
-typedef bool (*cs_dataplane_resident_fn)(void *arg, const cs_pin_t *pin, const cs_buf_t *buf);
 
 typedef struct cs_dataplane_opts {
     const char *listen;       /* HOST:PORT, port 0 = any free one; default "127.0.0.1:0" */
@@ -37,8 +33,6 @@ typedef struct cs_dataplane_opts {
     cs_bufpool_t *pool;
     cs_dataplane_fault_fn fault; /* NULL outside tests */
     void *fault_arg;
-    cs_dataplane_resident_fn resident; /* NULL outside the bench */
-    void *resident_arg;
 } cs_dataplane_opts_t;
 void cs_dataplane_opts_default(cs_dataplane_opts_t *opts);
 
@@ -61,7 +55,7 @@ typedef struct cs_dataplane_stats {
     uint64_t unauthenticated; /* wrong token */
     uint64_t stale;           /* lease of another start, or expired */
     uint64_t wire_corrupt;    /* reported by receivers, or found in a put */
-    uint64_t ops_in_flight;   /* now: each holds one buffer */
+    uint64_t ops_in_flight;   /* now: each holds a buffer or a view of a record */
     uint64_t pins_held;       /* now */
 } cs_dataplane_stats_t;
 void cs_dataplane_get_stats(const cs_dataplane_t *dp, cs_dataplane_stats_t *stats_p);

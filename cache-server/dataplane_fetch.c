@@ -1,6 +1,6 @@
 /*
- * FETCH: leased blocks -> pins -> pool buffers -> the peer. A block costs one credit of the client and one place in the
- * peer's window; both are taken before the pin, so that a peer that gives no credits holds nothing.
+ * FETCH: leased blocks -> pins -> views of the records -> the peer. A block costs one credit of the client and one
+ * place in the peer's window; both are taken before the pin, so that a peer that gives no credits holds nothing.
  */
 #include <string.h>
 
@@ -119,15 +119,25 @@ static void send_status(dp_op_t *op, vc_status_t status)
         fetch->in_flight--;
 }
 
-static void send_record(dp_op_t *op)
+/* A test damages what is sent, not what the others read. */
+static const uint8_t *damaged_copy(dp_op_t *op)
 {
     cs_dataplane_t *dp = op->dp;
+    op->buf = dp_take_buffer(dp);
+    if (op->buf == NULL)
+        return op->view->data;
+    memcpy(op->buf->data, op->view->data, op->bytes);
+    dp->opts.fault(dp->opts.fault_arg, op->buf->data, op->bytes);
+    return op->buf->data;
+}
+
+static void send_record(dp_op_t *op)
+{
     dp_fetch_t *fetch = op->fetch;
-    if (dp->opts.fault != NULL)
-        dp->opts.fault(dp->opts.fault_arg, op->buf->data, op->bytes);
+    const uint8_t *data = op->dp->opts.fault != NULL ? damaged_copy(op) : op->view->data;
     vc_frame_t frame = {
         .type = VC_FRAME_FETCH_DATA, .request = op->request, .block = op->block, .payload_bytes = op->bytes};
-    if (dp_peer_send(op, &frame, op->buf->data, op->bytes))
+    if (dp_peer_send(op, &frame, data, op->bytes))
         fetch->n_sent++;
     else
         fetch->in_flight--;
@@ -145,7 +155,7 @@ void dp_fetch_advance(dp_op_t *op)
         send_status(op, op->status);
         return;
     }
-    if (op->stage == DP_SENDING && op->status == VC_OK && op->bytes > 0 && op->buf != NULL) {
+    if (op->stage == DP_SENDING && op->status == VC_OK && op->view != NULL) {
         DP_COUNT(op->dp, records_sent, 1);
         DP_COUNT(op->dp, bytes_sent, op->bytes);
     }
@@ -162,34 +172,30 @@ static void stop_fetch(dp_fetch_t *fetch, vc_status_t status)
     fetch->status = status;
 }
 
+/* A record in memory is sent at once. AGAIN: there is no memory for it now. */
 static vc_status_t read_block(dp_op_t *op)
 {
     cs_dataplane_t *dp = op->dp;
-    const cs_dataplane_opts_t *opts = &dp->opts;
-    if (op->bytes > op->buf->cap || op->bytes > op->peer->max_record_bytes)
+    cs_view_t *view;
+    if (op->bytes > op->peer->max_record_bytes)
         return VC_ERR_RANGE;
-    if (opts->resident != NULL && opts->resident(opts->resident_arg, &op->pin, op->buf)) {
-        dp_op_finished(op, VC_OK);
-        return VC_OK;
+    vc_status_t st = cs_store_get(dp->opts.store, dp->worker, &op->pin, &view, dp_op_got_view, op);
+    if (st == VC_OK && view != NULL) {
+        op->view = view;
+        DP_COUNT(dp, ops_in_flight, 1);
+        send_record(op);
     }
-    return cs_store_read(opts->store, dp->worker, &op->pin, op->buf, dp_op_store_done, op);
+    return st;
 }
 
 /* Pins and reads the next block. False: nothing can be started now, or the fetch has ended. */
 static bool start_block(dp_peer_t *peer, dp_fetch_t *fetch)
 {
     cs_dataplane_t *dp = peer->dp;
-    cs_buf_t *buf = dp_take_buffer(dp);
-    dp_op_t *op = buf != NULL ? dp_op_get(peer, DP_FETCH, fetch->request) : NULL;
-    if (op == NULL) {
-        if (buf != NULL) {
-            cs_bufpool_put(dp->opts.pool, buf);
-            DP_COUNT(dp, ops_in_flight, -1);
-        }
+    dp_op_t *op = dp_op_get(peer, DP_FETCH, fetch->request);
+    if (op == NULL)
         return false;
-    }
     op->fetch = fetch;
-    op->buf = buf;
     op->block = fetch->next_block;
     vc_status_t st = cs_store_pin_leased(dp->opts.store, fetch->boot_id, fetch->lease_id, &fetch->token, fetch->fid,
                                          op->block, &op->pin);
@@ -199,18 +205,22 @@ static bool start_block(dp_peer_t *peer, dp_fetch_t *fetch)
         count_refusal(peer, fetch->request, fetch->lease_id, st);
         return false;
     }
+    fetch->in_flight++;
+    if (st == VC_OK) {
+        op->has_pin = true;
+        DP_COUNT(dp, pins_held, 1);
+        op->bytes = op->pin.bytes;
+        op->stage = DP_READING;
+        st = read_block(op);
+        if (st == VC_ERR_AGAIN) {
+            fetch->in_flight--;
+            dp_op_free(op);
+            dp_want_buffer(dp);
+            return false;
+        }
+    }
     fetch->next_block++;
     fetch->credits--;
-    fetch->in_flight++;
-    if (st != VC_OK) {
-        send_status(op, st);
-        return true;
-    }
-    op->has_pin = true;
-    DP_COUNT(dp, pins_held, 1);
-    op->bytes = op->pin.bytes;
-    op->stage = DP_READING;
-    st = read_block(op);
     if (st != VC_OK)
         send_status(op, st);
     return true;

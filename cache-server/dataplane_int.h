@@ -41,7 +41,8 @@ struct dp_op {
     dp_stage_t stage;
     vc_status_t status; /* of the stage that finished */
     uint64_t request;
-    cs_buf_t *buf; /* NULL when none is held */
+    cs_buf_t *buf;   /* of a put; NULL when none is held */
+    cs_view_t *view; /* of a fetch; NULL when none is held */
     bool has_pin;
     cs_pin_t pin;
     uint32_t block, bytes;
@@ -120,9 +121,11 @@ struct cs_dataplane {
 dp_op_t *dp_op_get(dp_peer_t *peer, dp_kind_t kind, uint64_t request); /* NULL when all are out */
 void dp_op_free(dp_op_t *op);                                          /* gives back pin and buffer */
 void dp_op_finished(dp_op_t *op, vc_status_t status);
-void dp_op_store_done(void *arg, vc_status_t status); /* cs_io_done_fn */
-void dp_op_drop_buffer(dp_op_t *op);
-cs_buf_t *dp_take_buffer(cs_dataplane_t *dp); /* NULL: the loop runs again when one is back */
+void dp_op_store_done(void *arg, vc_status_t status);                /* cs_io_done_fn */
+void dp_op_got_view(void *arg, vc_status_t status, cs_view_t *view); /* cs_get_done_fn */
+void dp_op_drop_buffer(dp_op_t *op);                                 /* or view, and pin */
+cs_buf_t *dp_take_buffer(cs_dataplane_t *dp);                        /* NULL: the loop runs again when one is back */
+void dp_want_buffer(cs_dataplane_t *dp);                             /* the loop runs again when one is back */
 uint64_t dp_now(const cs_dataplane_t *dp);
 
 /* dataplane_peer.c */

@@ -2,10 +2,10 @@
  * Fetch: blocks of a lease as a stream of frames.
  *
  * The story. All wanted objects are pinned first, so that the lease may expire while the stream runs. Then batches go
- * through a short pipeline: while one is sent, the next are read. A batch is one pool buffer with one or more pieces of
- * records in it: a whole record (block-major), or as many parts of one layer as fit (layer-major). Frames borrow their
- * bytes from the buffer; gRPC lets go of them after the socket took them, often when the handler is past that batch, so
- * a batch is reference-counted and its buffer goes home with the last frame.
+ * through a short pipeline: while one is sent, the next are read. A batch is a view of one record (block-major), or one
+ * pool buffer with as many parts of one layer as fit (layer-major). Frames borrow their bytes from it; gRPC lets go of
+ * them after the socket took them, often when the handler is past that batch, so a batch is reference-counted and gives
+ * back its view or buffer with the last frame.
  *
  * Layer-major first reads the header pages of all blocks, which say where the layers are; header and layer checksums
  * are the receiver's to check, block-major records are checked by the store.
@@ -23,7 +23,7 @@
 #define DEPTH 3 /* batches per stream: one sent, two read */
 #define PACE_NAP_US 20000
 
-typedef struct {     /* a run of record bytes inside a batch's buffer */
+typedef struct {     /* a run of record bytes inside a batch */
     uint32_t index;  /* block in the request's range */
     uint64_t offset; /* of its first byte in the record */
     uint32_t length, buf_at;
@@ -31,7 +31,8 @@ typedef struct {     /* a run of record bytes inside a batch's buffer */
 
 typedef struct {
     cs_service_t *s;
-    cs_buf_t *buf;
+    cs_buf_t *buf;         /* NULL: a view */
+    cs_view_t *view;       /* written before the latch opens */
     _Atomic uint32_t refs; /* the stream's and one per frame under way */
     cs_latch_t latch;
     piece_t *pieces;
@@ -67,6 +68,7 @@ static void batch_unref(void *arg)
         return;
     cs_service_t *s = b->s;
     cs_bufpool_put(s->o.pool, b->buf);
+    cs_view_release(b->view);
     cs_latch_fini(&b->latch);
     vc_free(b->pieces);
     vc_free(b);
@@ -110,16 +112,16 @@ static vc_status_t take_batch(fetch_t *f, uint32_t max_pieces, batch_t **batch_p
     return *batch_p != NULL ? VC_OK : vc_err_set(f->err, VC_ERR_NOMEM, "out of memory");
 }
 
-/* Reads [from, from + length) of block i, or the whole record when length is 0. A full worker queue empties by itself:
- * wait for our own reads, then try again. */
+/* Reads [from, from + length) of block i. A full worker queue empties by itself: wait for our own reads, then try
+ * again.
+ */
 static vc_status_t batch_read(fetch_t *f, batch_t *b, uint32_t i, uint32_t from, uint32_t length)
 {
     struct timespec nap = {0, 1000000};
     for (uint32_t tries = 0;; tries++) {
         cs_latch_add(&b->latch);
-        vc_status_t st = length == 0 ? cs_store_read(f->s->o.store, NULL, &f->pins[i], b->buf, cs_latch_done, &b->latch)
-                                     : cs_store_read_part(f->s->o.store, NULL, &f->pins[i], from, length, b->buf,
-                                                          b->used, cs_latch_done, &b->latch);
+        vc_status_t st = cs_store_read_part(f->s->o.store, NULL, &f->pins[i], from, length, b->buf, b->used,
+                                            cs_latch_done, &b->latch);
         if (st == VC_OK)
             return VC_OK;
         cs_latch_done(&b->latch, VC_OK);
@@ -129,6 +131,51 @@ static vc_status_t batch_read(fetch_t *f, batch_t *b, uint32_t i, uint32_t from,
         if (st != VC_OK)
             return st;
         nanosleep(&nap, NULL);
+    }
+}
+
+static void got_view(void *arg, vc_status_t status, cs_view_t *view)
+{
+    batch_t *b = arg;
+    b->view = view;
+    cs_latch_done(&b->latch, status);
+}
+
+/* Without memory for it: AGAIN when the stream has something to send meanwhile, else waits for some to come back. */
+static vc_status_t wait_for_memory(fetch_t *f)
+{
+    struct timespec nap = {0, 1000000};
+    if (f->n_queued != 0)
+        return VC_ERR_AGAIN;
+    cs_buf_t *buf = cs_bufpool_wait(f->s->o.pool, f->s->o.idle_ms);
+    if (buf == NULL)
+        return vc_err_set(f->err, VC_ERR_BUSY, "no free buffer within %u ms", f->s->o.idle_ms);
+    cs_bufpool_put(f->s->o.pool, buf); /* the store takes it; unless another is faster */
+    nanosleep(&nap, NULL);
+    return VC_OK;
+}
+
+/* The whole record of block i, from memory or by a read that others may share. */
+static vc_status_t batch_get(fetch_t *f, batch_t *b, uint32_t i)
+{
+    struct timespec nap = {0, 1000000};
+    for (uint32_t tries = 0;; tries++) {
+        cs_view_t *view = NULL;
+        cs_latch_add(&b->latch);
+        vc_status_t st = cs_store_get(f->s->o.store, NULL, &f->pins[i], &view, got_view, b);
+        if (st == VC_OK && view == NULL)
+            return VC_OK;
+        b->view = view;
+        cs_latch_done(&b->latch, VC_OK);
+        if (st == VC_OK)
+            return VC_OK;
+        if (st == VC_ERR_AGAIN && (st = wait_for_memory(f)) != VC_OK)
+            return st;
+        if ((st != VC_OK && st != VC_ERR_BUSY) || tries >= f->s->o.idle_ms)
+            return vc_err_set(f->err, st == VC_OK ? VC_ERR_BUSY : st, "cannot read block %u: %s", f->m->first_block + i,
+                              vc_status_name(st == VC_OK ? VC_ERR_BUSY : st));
+        if (st == VC_ERR_BUSY)
+            nanosleep(&nap, NULL);
     }
 }
 
@@ -189,12 +236,13 @@ static vc_status_t send_status(fetch_t *f, uint32_t i)
 static vc_status_t send_piece(fetch_t *f, batch_t *b, const piece_t *p)
 {
     vc_status_t st = VC_OK;
+    const uint8_t *data = b->view != NULL ? b->view->data : b->buf->data;
     for (uint32_t at = 0; st == VC_OK && at < p->length;) {
         uint32_t n = VC_MIN(p->length - at, f->frame_bytes);
         vc_recframe_t frame = {.block = f->m->first_block + p->index,
                                .offset = p->offset + at,
                                .record_bytes = f->pins[p->index].bytes,
-                               .data = b->buf->data + p->buf_at + at,
+                               .data = data + p->buf_at + at,
                                .data_len = n};
         /* Relaxed: the stream holds a reference, so the count cannot reach zero meanwhile. */
         atomic_fetch_add_explicit(&b->refs, 1, memory_order_relaxed);
@@ -238,15 +286,18 @@ static vc_status_t next_record(fetch_t *f, batch_t **batch_p)
     if (f->next_block == f->n)
         return VC_OK;
     uint32_t i = f->next_block;
-    if (f->pins[i].bytes > cs_bufpool_buf_bytes(f->s->o.pool))
-        return vc_err_set(f->err, VC_ERR_RANGE, "block %u: record of %u bytes is larger than a buffer",
-                          f->m->first_block + i, f->pins[i].bytes);
-    vc_status_t st = take_batch(f, 1, batch_p);
-    if (st != VC_OK)
+    batch_t *b = batch_create(f->s, NULL, 1);
+    if (b == NULL)
+        return vc_err_set(f->err, VC_ERR_NOMEM, "out of memory");
+    b->pieces[b->n_pieces++] = (piece_t){i, 0, f->pins[i].bytes, 0};
+    vc_status_t st = batch_get(f, b, i);
+    if (st != VC_OK) {
+        batch_unref(b);
         return st;
-    (*batch_p)->pieces[(*batch_p)->n_pieces++] = (piece_t){i, 0, f->pins[i].bytes, 0};
+    }
     f->next_block++;
-    return batch_read(f, *batch_p, i, 0, 0);
+    *batch_p = b;
+    return VC_OK;
 }
 
 /* Parts of layer next_layer from block next_block on, as many as fit into one buffer. */

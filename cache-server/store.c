@@ -385,6 +385,12 @@ static vc_status_t open_steps(cs_store_t *s, vc_err_t *err)
     vc_status_t status = alloc_tables(s);
     if (status != VC_OK)
         return vc_err_set(err, status, "no memory for the store");
+    if (!s->opts.ram) {
+        cs_ramtier_opts_t ram = {.pool = s->opts.pool};
+        if ((status = cs_ramtier_create(&ram, &s->own_ram, err)) != VC_OK)
+            return status;
+        s->opts.ram = s->own_ram;
+    }
     if ((status = lock_dir(s, err)) != VC_OK)
         return status;
     check_disk(s);
@@ -473,6 +479,7 @@ static void free_memory(cs_store_t *s)
         vc_free(blocks[i]);
     cs_index_destroy(s->index);
     cs_index_destroy(s->pending);
+    cs_ramtier_destroy(s->own_ram);
 }
 
 void cs_store_close(cs_store_t *s)
@@ -502,6 +509,8 @@ void cs_store_close(cs_store_t *s)
 /* ---- the rest ---- */
 
 bool cs_store_is_readonly(const cs_store_t *s) { return s->readonly; }
+
+cs_ramtier_t *cs_store_ramtier(cs_store_t *s) { return s->opts.ram; }
 
 uint64_t cs_store_boot_id(const cs_store_t *s) { return s->boot_id; }
 

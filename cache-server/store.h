@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "bufpool.h"
+#include "ramtier.h"
 #include "vc/clock.h"
 #include "vc/kvrec.h"
 #include "worker.h"
@@ -38,6 +39,7 @@ typedef struct cs_store_opts {
     const vc_clock_t *clock;
     cs_workers_t *workers; /* not owned; outlives the store */
     cs_bufpool_t *pool;    /* not owned */
+    cs_ramtier_t *ram;     /* not owned, outlives the store; NULL: reads are shared, but nothing is kept in memory */
 } cs_store_opts_t;
 void cs_store_opts_default(cs_store_opts_t *opts);
 
@@ -110,20 +112,14 @@ typedef void (*cs_io_done_fn)(void *arg, vc_status_t status);
  */
 vc_status_t cs_store_read(cs_store_t *store, cs_worker_t *worker, const cs_pin_t *pin, cs_buf_t *buf,
                           cs_io_done_fn done, void *arg);
-/* One checked record in registered memory (the memory tier, or a buffer of the pool), shared by all who read it at
- * once: immutable, counted, valid until released. A view may outlive its pin, its lease and the object. */
-typedef struct cs_view {
-    const uint8_t *data; /* 4 KiB aligned */
-    uint32_t bytes;      /* whole record */
-} cs_view_t;
-typedef void (*cs_get_done_fn)(void *arg, vc_status_t status, cs_view_t *view); /* view NULL unless OK */
-
-/* The record from memory where it is there, else by one disk read that all concurrent readers of it share. OK with
- * *view_p set: it was there, done never runs. OK with *view_p NULL: done runs later, on a worker thread. Other: done
- * never runs; AGAIN: no buffer is free now (cs_bufpool_notify tells when). Checks and answers as cs_store_read. */
+/* The record from memory (ramtier.h) where it is there, else by one disk read that all concurrent readers of it share.
+ * OK with *view_p set: it was there, done never runs. OK with *view_p NULL: done runs later, or has run, on a worker
+ * thread (another's read may end on another worker). Other: done never runs; AGAIN: no buffer is free now
+ * (cs_bufpool_notify tells when). Checks and answers as cs_store_read. Every view is back before the tier or, without
+ * one in the options, the store is closed. */
 vc_status_t cs_store_get(cs_store_t *store, cs_worker_t *worker, const cs_pin_t *pin, cs_view_t **view_p,
                          cs_get_done_fn done, void *arg);
-void cs_view_release(cs_view_t *view); /* any thread; NULL is fine */
+cs_ramtier_t *cs_store_ramtier(cs_store_t *store);
 /* A part of the record (offset and length multiples of 4096), unchecked; for layer-major streaming. */
 vc_status_t cs_store_read_part(cs_store_t *store, cs_worker_t *worker, const cs_pin_t *pin, uint32_t offset,
                                uint32_t length, cs_buf_t *buf, uint32_t buf_offset, cs_io_done_fn done, void *arg);

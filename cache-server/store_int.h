@@ -140,6 +140,7 @@ typedef struct cs_table { /* slots with ids that are never reused: id = serial <
 
 struct cs_store {
     cs_store_opts_t opts;
+    cs_ramtier_t *own_ram; /* where the options name none */
     char *data_dir;
     int lock_fd;
     uint64_t boot_id, generation;

@@ -77,7 +77,7 @@ static void part_done(cs_io_t *io, vc_status_t status)
 }
 
 static vc_status_t start_read(cs_store_t *s, cs_worker_t *worker, const cs_pin_t *pin, uint32_t offset, uint32_t length,
-                              cs_buf_t *buf, uint32_t buf_offset, void (*io_done)(cs_io_t *, vc_status_t),
+                              uint8_t *data, uint32_t buf_index, void (*io_done)(cs_io_t *, vc_status_t),
                               cs_io_done_fn done, void *arg)
 {
     cs_lock(s);
@@ -92,9 +92,9 @@ static vc_status_t start_read(cs_store_t *s, cs_worker_t *worker, const cs_pin_t
     op->done = done;
     op->arg = arg;
     op->io = (cs_io_t){.fd = segment->fd,
-                       .buf_index = buf->index,
+                       .buf_index = buf_index,
                        .bytes = length,
-                       .data = buf->data + buf_offset,
+                       .data = data,
                        .offset = pin->offset + offset,
                        .done = io_done,
                        .arg = op};
@@ -113,7 +113,7 @@ vc_status_t cs_store_read(cs_store_t *s, cs_worker_t *worker, const cs_pin_t *pi
 {
     if (buf->cap < pin->bytes)
         return VC_ERR_RANGE;
-    return start_read(s, worker, pin, 0, pin->bytes, buf, 0, whole_done, done, arg);
+    return start_read(s, worker, pin, 0, pin->bytes, buf->data, buf->index, whole_done, done, arg);
 }
 
 vc_status_t cs_store_read_part(cs_store_t *s, cs_worker_t *worker, const cs_pin_t *pin, uint32_t offset,
@@ -122,13 +122,37 @@ vc_status_t cs_store_read_part(cs_store_t *s, cs_worker_t *worker, const cs_pin_
     if ((offset | length | buf_offset) % 4096 != 0 || length == 0 || offset > pin->bytes ||
         length > pin->bytes - offset || buf_offset > buf->cap || length > buf->cap - buf_offset)
         return VC_ERR_RANGE;
-    return start_read(s, worker, pin, offset, length, buf, buf_offset, part_done, done, arg);
+    return start_read(s, worker, pin, offset, length, buf->data + buf_offset, buf->index, part_done, done, arg);
+}
+
+static void get_done(void *arg, vc_status_t status) { cs_ramtier_filled(arg, status); }
+
+vc_status_t cs_store_get(cs_store_t *s, cs_worker_t *worker, const cs_pin_t *pin, cs_view_t **view_p,
+                         cs_get_done_fn done, void *arg)
+{
+    cs_ram_key_t key = {pin->key, pin->header_crc, pin->bytes};
+    cs_ram_fill_t fill;
+    *view_p = NULL;
+    if (pin->bytes > cs_bufpool_buf_bytes(s->opts.pool))
+        return VC_ERR_RANGE;
+    switch (cs_ramtier_get(s->opts.ram, &key, done, arg, view_p, &fill)) {
+    case CS_RAM_HIT:
+    case CS_RAM_JOINED: return VC_OK;
+    case CS_RAM_NO_ROOM: return VC_ERR_AGAIN;
+    case CS_RAM_FILL: break;
+    }
+    vc_status_t status =
+        start_read(s, worker, pin, 0, pin->bytes, fill.data, fill.buf_index, whole_done, get_done, fill.view);
+    if (status != VC_OK)
+        cs_ramtier_cancel(fill.view, status);
+    return status;
 }
 
 /* ---- suspects: reported by readers, read again by the maintenance thread ---- */
 
 void cs_store_report_corrupt(cs_store_t *s, const cs_pin_t *pin)
 {
+    cs_ramtier_forget(s->opts.ram, &pin->key); /* the copy in memory is as suspect as the one on disk */
     cs_lock(s);
     if (s->n_suspects < CS_MAX_SUSPECTS && !s->closing) { /* a full list loses the report; the reader reports again */
         s->segments[pin->segment]->pins++;

@@ -17,6 +17,7 @@ COMMON = ["base", "data", "wire", "net", "client"]
 # Lowest first; units on one line never include each other. "io" is one unit of three modules, see ALIASES.
 SERVER = [
     ["bufpool", "fault"],
+    ["ramtier"],
     ["io"],
     ["index", "segment", "catalog", "evict", "policy", "pace", "record"],
     ["compact", "verify"],
