@@ -110,6 +110,9 @@ static vc_status_t open_db(cs_catalog_t *catalog, const char *path, vc_err_t *er
     char *message = NULL;
     for (int i = 0; i < N_CF; i++)
         cf_options[i] = catalog->options;
+    vc_status_t fault = cs_fault_status(cs_fault_hit("catalog.open"));
+    if (fault != VC_OK)
+        return vc_err_set(err, fault, "catalog open: injected failure");
     if (catalog->readonly)
         catalog->db = rocksdb_open_for_read_only_column_families(catalog->options, path, N_CF, cf_names, cf_options,
                                                                  catalog->cf, 0, &message);
@@ -394,6 +397,9 @@ void cs_catalog_drop_batch(cs_catalog_t *catalog) { rocksdb_writebatch_clear(cat
 
 vc_status_t cs_catalog_flush(cs_catalog_t *catalog, vc_err_t *err)
 {
+    vc_status_t fault = cs_fault_status(cs_fault_hit("catalog.flush"));
+    if (fault != VC_OK)
+        return vc_err_set(err, fault, "catalog flush: injected failure");
     for (int i = 0; i < N_CF && !catalog->readonly; i++) {
         char *message = NULL;
         rocksdb_flush_cf(catalog->db, catalog->flush, catalog->cf[i], &message);

@@ -9,11 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fault_file.h"
+
 #define MAX_POINTS 16
 
 typedef struct point {
     char name[48];
-    unsigned long at, passes;
+    unsigned long at, passes, arg;
     bool onwards;
     cs_fault_t action;
 } point_t;
@@ -29,11 +31,10 @@ static bool parse_action(const char *text, cs_fault_t *action_p)
     static const struct {
         const char *name;
         cs_fault_t action;
-    } actions[] = {{"kill", CS_FAULT_KILL},
-                   {"eio", CS_FAULT_EIO},
-                   {"enospc", CS_FAULT_ENOSPC},
-                   {"short", CS_FAULT_SHORT},
-                   {"flip", CS_FAULT_FLIP}};
+    } actions[] = {{"kill", CS_FAULT_KILL},       {"eio", CS_FAULT_EIO},           {"enospc", CS_FAULT_ENOSPC},
+                   {"short", CS_FAULT_SHORT},     {"flip", CS_FAULT_FLIP},         {"erofs", CS_FAULT_EROFS},
+                   {"torn", CS_FAULT_TORN},       {"lostsync", CS_FAULT_LOSTSYNC}, {"hold", CS_FAULT_HOLD},
+                   {"reorder", CS_FAULT_REORDER}, {"crash", CS_FAULT_CRASH}};
     for (size_t i = 0; i < sizeof(actions) / sizeof(actions[0]); i++) {
         if (strcmp(text, actions[i].name) == 0) {
             *action_p = actions[i].action;
@@ -56,6 +57,9 @@ static bool parse_point(const char *text, size_t len, point_t *point)
         return false;
     *count++ = '\0';
     *action++ = '\0';
+    char *arg = strchr(action, '=');
+    if (arg)
+        *arg++ = '\0';
     memset(point, 0, sizeof(*point));
     memcpy(point->name, part, strlen(part) + 1);
     char *end;
@@ -64,7 +68,12 @@ static bool parse_point(const char *text, size_t len, point_t *point)
         point->onwards = true;
         end++;
     }
-    return end != count && *end == '\0' && point->at > 0 && parse_action(action, &point->action);
+    if (end == count || *end != '\0' || point->at == 0 || !parse_action(action, &point->action))
+        return false;
+    if (!arg)
+        return true;
+    point->arg = strtoul(arg, &end, 10);
+    return end != arg && *end == '\0';
 }
 
 static vc_status_t arm_locked(const char *spec)
@@ -78,9 +87,15 @@ static vc_status_t arm_locked(const char *spec)
         n++;
         spec += len + (spec[len] == ',');
     }
+    bool may_undo = false;
+    for (unsigned i = 0; i < n; i++) {
+        cs_fault_t action = parsed[i].action;
+        may_undo = may_undo || action == CS_FAULT_TORN || action == CS_FAULT_LOSTSYNC || action == CS_FAULT_CRASH;
+    }
     memcpy(points, parsed, n * sizeof(parsed[0]));
     n_points = n;
     loaded = true;
+    cs_fault_remember_writes(may_undo);
     return VC_OK;
 }
 
@@ -114,9 +129,25 @@ static void count_pass_locked(const char *name)
     counted->points[i].passes++;
 }
 
+/* No exit path of the process runs: neither handlers nor flushes of buffers. */
+static void end_here(cs_fault_t action, unsigned long arg)
+{
+    if (action == CS_FAULT_CRASH)
+        cs_fault_undo_unsynced(arg);
+    if (action == CS_FAULT_CRASH || action == CS_FAULT_KILL)
+        raise(SIGKILL);
+}
+
 cs_fault_t cs_fault_hit(const char *name)
 {
+    unsigned long arg;
+    return cs_fault_hit_arg(name, &arg);
+}
+
+cs_fault_t cs_fault_hit_arg(const char *name, unsigned long *arg_p)
+{
     cs_fault_t action = CS_FAULT_NONE;
+    *arg_p = 0;
     pthread_mutex_lock(&lock);
     if (!loaded && arm_locked(getenv("VERICACHE_FAULT")) != VC_OK) {
         fprintf(stderr, "VERICACHE_FAULT is malformed: %s\n", getenv("VERICACHE_FAULT"));
@@ -128,12 +159,13 @@ cs_fault_t cs_fault_hit(const char *name)
         if (strcmp(points[i].name, name) != 0)
             continue;
         points[i].passes++;
-        if (points[i].passes == points[i].at || (points[i].onwards && points[i].passes > points[i].at))
+        if (points[i].passes == points[i].at || (points[i].onwards && points[i].passes > points[i].at)) {
             action = points[i].action;
+            *arg_p = points[i].arg;
+        }
     }
     pthread_mutex_unlock(&lock);
-    if (action == CS_FAULT_KILL)
-        raise(SIGKILL);
+    end_here(action, *arg_p);
     return action;
 }
 #else

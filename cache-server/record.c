@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fault_file.h"
 #include "vc/bytes.h"
 
 vc_status_t cs_record_check(const void *data, uint32_t bytes, const vc_object_key_t *key, uint32_t header_crc,
@@ -26,7 +27,7 @@ vc_status_t cs_record_read(int fd, uint64_t offset, uint32_t bytes, void *data, 
 {
     size_t have = 0;
     while (have < bytes) {
-        ssize_t n = pread(fd, (uint8_t *)data + have, bytes - have, (off_t)(offset + have));
+        ssize_t n = cs_file_pread("record.read", fd, (uint8_t *)data + have, bytes - have, offset + have);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)

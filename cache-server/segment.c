@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "fault.h"
+#include "fault_file.h"
 #include "vc/bytes.h"
 #include "vc/crc32c.h"
 #include "vc/log.h"
@@ -129,8 +129,7 @@ static vc_status_t write_header(int fd, uint32_t number, uint32_t version, uint6
     vc_put_le32(page + 16, version);
     vc_put_le64(page + 24, bytes);
     vc_put_le32(page + 8, vc_crc32c(0, page, CS_SEGMENT_HEADER_BYTES));
-    cs_fault_t fault = cs_fault_hit("segment.header");
-    ssize_t n = fault == CS_FAULT_EIO ? (errno = EIO, -1) : pwrite(fd, page, CS_SEGMENT_HEADER_BYTES, 0);
+    ssize_t n = cs_file_pwrite("segment.header", fd, page, CS_SEGMENT_HEADER_BYTES, 0);
     int errnum = n < 0 ? errno : EIO;
     vc_free(page);
     if (n != (ssize_t)CS_SEGMENT_HEADER_BYTES)
@@ -141,8 +140,8 @@ static vc_status_t write_header(int fd, uint32_t number, uint32_t version, uint6
 
 static int preallocate(int fd, uint64_t bytes)
 {
-    if (cs_fault_hit("segment.create") == CS_FAULT_ENOSPC)
-        return ENOSPC;
+    if (cs_file_may("segment.create") != 0)
+        return errno;
     if (fallocate(fd, 0, 0, (off_t)bytes) == 0)
         return 0;
     /* File systems without fallocate: the C library writes one byte a block, so the space is really there. */
@@ -151,7 +150,7 @@ static int preallocate(int fd, uint64_t bytes)
 
 static vc_status_t sync_dir(cs_segdir_t *dir, vc_err_t *err)
 {
-    if (fsync(dir->fd) != 0)
+    if (cs_file_fsync("segment.dirsync", dir->fd) != 0)
         return vc_err_set(err, vc_status_from_errno(errno), "cannot sync the segment directory: %s", strerror(errno));
     return VC_OK;
 }
@@ -194,7 +193,7 @@ vc_status_t cs_segment_open(cs_segdir_t *dir, uint32_t number, cs_segment_t *seg
     char name[16];
     struct stat st;
     name_of(number, name);
-    int fd = open_file(dir, name, dir->readonly ? O_RDONLY : O_RDWR);
+    int fd = cs_file_may("segment.open") != 0 ? -1 : open_file(dir, name, dir->readonly ? O_RDONLY : O_RDWR);
     if (fd < 0)
         return vc_err_set(err, vc_status_from_errno(errno), "cannot open segment %s: %s", name, strerror(errno));
     if (fstat(fd, &st) != 0) {
@@ -223,7 +222,7 @@ vc_status_t cs_segment_remove(cs_segdir_t *dir, cs_segment_t *segment, vc_err_t 
     char name[16];
     name_of(segment->number, name);
     cs_segment_close(segment);
-    if (unlinkat(dir->fd, name, 0) != 0 && errno != ENOENT)
+    if ((cs_file_may("segment.unlink") != 0 || unlinkat(dir->fd, name, 0) != 0) && errno != ENOENT)
         return vc_err_set(err, vc_status_from_errno(errno), "cannot remove segment %s: %s", name, strerror(errno));
     return sync_dir(dir, err);
 }
@@ -254,7 +253,7 @@ vc_status_t cs_segment_read_header(const cs_segment_t *segment, uint32_t *versio
     uint8_t *page = vc_alloc_aligned(4096, CS_SEGMENT_HEADER_BYTES);
     if (!page)
         return vc_err_set(err, VC_ERR_NOMEM, "no memory for a segment header");
-    ssize_t n = pread(segment->fd, page, CS_SEGMENT_HEADER_BYTES, 0);
+    ssize_t n = cs_file_pread("segment.read_header", segment->fd, page, CS_SEGMENT_HEADER_BYTES, 0);
     vc_status_t status = VC_OK;
     if (n < 0)
         status =

@@ -18,7 +18,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "fault.h"
+#include "fault_file.h"
 #include "store_int.h"
 #include "vc/log.h"
 #include "vc/mem.h"
@@ -77,7 +77,7 @@ vc_status_t cs_ballast_make(cs_store_t *s, vc_err_t *err)
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0)
         return vc_err_set(err, vc_status_from_errno(errno), "cannot create %s: %s", path, strerror(errno));
-    int rc = ftruncate(fd, (off_t)s->opts.ballast_bytes) != 0 ? errno : 0;
+    int rc = cs_file_may("ballast.make") != 0 || ftruncate(fd, (off_t)s->opts.ballast_bytes) != 0 ? errno : 0;
     if (rc == 0 && fallocate(fd, 0, 0, (off_t)s->opts.ballast_bytes) != 0)
         rc = errno == EOPNOTSUPP ? posix_fallocate(fd, 0, (off_t)s->opts.ballast_bytes) : errno;
     close(fd);

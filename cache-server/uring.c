@@ -12,8 +12,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "fault.h"
+#include "fault_file.h"
 #include "iothreads.h"
+#include "uring_hold.h"
 #include "vc/log.h"
 #include "vc/mem.h"
 
@@ -27,6 +28,10 @@ struct cs_uring {
     struct io_uring ring;
     bool has_ring;
     cs_iothreads_t *threads; /* mode threads */
+#ifdef VC_FAULTS
+    cs_hold_list_t held; /* counted as being at the kernel */
+    bool lets_go;        /* nothing is held any more */
+#endif
 };
 
 const char *cs_io_mode_name(cs_io_mode_t mode)
@@ -129,6 +134,9 @@ vc_status_t cs_uring_create(cs_io_mode_t mode, uint32_t depth, cs_bufpool_t *poo
         vc_free(uring);
         return status;
     }
+#ifdef VC_FAULTS
+    cs_hold_open(uring->event_fd);
+#endif
     *uring_p = uring;
     return VC_OK;
 }
@@ -137,6 +145,11 @@ void cs_uring_destroy(cs_uring_t *uring)
 {
     if (!uring)
         return;
+#ifdef VC_FAULTS
+    uring->lets_go = true;
+    cs_hold_close(uring->event_fd);
+    cs_uring_reap(uring);
+#endif
     while (uring->inflight > 0) {
         cs_uring_flush(uring);
         if (uring->at_kernel > 0 && uring->has_ring) {
@@ -202,6 +215,10 @@ void cs_uring_flush(cs_uring_t *uring)
         if (!uring->queue)
             uring->queue_end = &uring->queue;
         uring->at_kernel++;
+#ifdef VC_FAULTS
+        if (io->write)
+            cs_fault_write_begins(io->fd, io->offset + io->moved, io->bytes - io->moved);
+#endif
         if (sqe)
             prepare(uring, sqe, io);
         else
@@ -240,13 +257,30 @@ static bool continues(cs_uring_t *uring, cs_io_t *io, int32_t result, vc_status_
     return true;
 }
 
-static int32_t with_fault(cs_io_t *io, int32_t result)
+static unsigned deliver(cs_uring_t *uring, cs_io_t *io, int32_t result)
 {
-    cs_fault_t fault = cs_fault_hit(io->write ? "io.write" : "io.read");
+    vc_status_t status;
+    uring->at_kernel--;
+    if (continues(uring, io, result, &status))
+        return 0;
+    uring->inflight--;
+    io->done(io, status);
+    return 1;
+}
+
+#ifdef VC_FAULTS
+static int32_t with_fault(cs_io_t *io, int32_t result, cs_fault_t fault, unsigned long arg)
+{
+    if (fault == CS_FAULT_TORN && io->write)
+        cs_fault_tear(io->fd, io->offset + io->moved, arg);
+    if (io->write)
+        cs_fault_write_ended(io->fd, io->offset + io->moved);
     if (fault == CS_FAULT_EIO)
         return -EIO;
     if (fault == CS_FAULT_ENOSPC)
         return -ENOSPC;
+    if (fault == CS_FAULT_EROFS)
+        return -EROFS;
     if (fault == CS_FAULT_SHORT && result > 4096)
         return result / 2;
     if (fault == CS_FAULT_FLIP && result > 0 && !io->write)
@@ -254,16 +288,38 @@ static int32_t with_fault(cs_io_t *io, int32_t result)
     return result;
 }
 
+static unsigned deliver_held(cs_uring_t *uring)
+{
+    unsigned n = 0;
+    cs_io_t *io;
+    int32_t result;
+    while ((io = cs_hold_take(&uring->held, uring->lets_go, uring->at_kernel == uring->held.n, &result)))
+        n += deliver(uring, io, result);
+    return n;
+}
+
 static unsigned finish(cs_uring_t *uring, cs_io_t *io, int32_t result)
 {
-    vc_status_t status;
-    uring->at_kernel--;
-    if (continues(uring, io, with_fault(io, result), &status))
+    unsigned long arg;
+    cs_fault_t fault = cs_fault_hit_arg(io->write ? "io.write" : "io.read", &arg);
+    result = with_fault(io, result, fault, arg);
+    if ((fault == CS_FAULT_HOLD || fault == CS_FAULT_REORDER) && !uring->lets_go) {
+        cs_hold_add(&uring->held, io, result, fault == CS_FAULT_REORDER ? 1 : arg);
         return 0;
-    uring->inflight--;
-    io->done(io, status);
-    return 1;
+    }
+    unsigned n = deliver(uring, io, result);
+    cs_hold_count(&uring->held);
+    return n + deliver_held(uring);
 }
+#else
+static unsigned deliver_held(cs_uring_t *uring)
+{
+    (void)uring;
+    return 0;
+}
+
+static unsigned finish(cs_uring_t *uring, cs_io_t *io, int32_t result) { return deliver(uring, io, result); }
+#endif
 
 void cs_uring_clear_event(cs_uring_t *uring)
 {
@@ -296,5 +352,5 @@ unsigned cs_uring_reap(cs_uring_t *uring)
             io = next;
         }
     }
-    return n;
+    return n + deliver_held(uring);
 }

@@ -32,6 +32,9 @@ typedef struct cs_io {
     /* private */
     uint32_t moved, tries;
     int32_t result;
+#ifdef VC_FAULTS
+    uint32_t hold_left, hold_release;
+#endif
     struct cs_io *next;
 } cs_io_t;
 
