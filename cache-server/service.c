@@ -261,7 +261,7 @@ vc_status_t cs_service_release(void *arg, vc_rpc_call_t *call, const uint8_t *re
 void cs_service_opts_default(cs_service_opts_t *opts)
 {
     *opts = (cs_service_opts_t){.listen = "127.0.0.1:0",
-                                .n_control = 4,
+                                .n_control = 2,
                                 .max_fetch_streams = 8,
                                 .max_put_streams = 4,
                                 .idle_ms = 30000,

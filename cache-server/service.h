@@ -22,7 +22,7 @@ typedef struct cs_stat {
 
 typedef struct cs_service_opts {
     const char *listen;         /* HOST:PORT, port 0 = any */
-    uint32_t n_control;         /* threads for small calls, default 4 (a commit blocks one of them) */
+    uint32_t n_control;         /* threads for small calls, default 2; none of them waits for the disk */
     uint32_t max_fetch_streams; /* default 8; more wait for a free one */
     uint32_t max_put_streams;   /* default 4 */
     uint64_t egress_bits_per_s; /* 0: no limit */

@@ -13,12 +13,13 @@
 
 #define CS_SERVICE_COLUMNS 8         /* fidelities of one lookup or upload */
 #define CS_SERVICE_BLOCKS (1u << 16) /* blocks of one request */
+#define CS_SERVICE_COMMITS 2048      /* commits waiting for the disk */
 
 /* Relaxed counters: read for statistics only. */
 typedef struct {
     _Atomic uint64_t lookups, registers, commits, fetches, puts;
     _Atomic uint64_t fetch_bytes, fetch_records, put_bytes, put_records, step_downs, damaged_reports;
-    _Atomic uint32_t fetch_streams, put_streams;
+    _Atomic uint32_t fetch_streams, put_streams, commits_waiting;
 } cs_service_counters_t;
 
 struct cs_service {

@@ -91,10 +91,58 @@ static vc_status_t upload_error(vc_status_t st, uint64_t id, vc_err_t *err)
     return vc_err_set(err, st, "upload %llu: %s", n, vc_status_text(st));
 }
 
+/* ---- commit: the call is answered from the store's callback, no control thread waits for the disk ---- */
+
+typedef struct {
+    cs_service_t *s;
+    vc_rpc_later_t *later;
+    uint64_t upload_id;
+} commit_t;
+
+static void commit_finish(commit_t *c, vc_status_t st, vc_err_t *err)
+{
+    cs_service_t *s = c->s;
+    vc_bytes_t reply_bytes = {0};
+    st = upload_error(st, c->upload_id, err);
+    if (st == VC_OK) {
+        Vericache__V1__CommitReply reply = VERICACHE__V1__COMMIT_REPLY__INIT;
+        st = cs_pack(&reply.base, &reply_bytes, err);
+    }
+    vc_rpc_later_t *later = c->later;
+    vc_free(c);
+    atomic_fetch_sub_explicit(&s->n.commits_waiting, 1, memory_order_relaxed);
+    vc_rpc_later_finish(later, st, &reply_bytes, err); /* s may be gone after it */
+}
+
+static void commit_done(void *arg, vc_status_t status)
+{
+    vc_err_t err = {0};
+    commit_finish(arg, status, &err);
+}
+
+static vc_status_t commit_start(cs_service_t *s, vc_rpc_call_t *call, uint64_t upload_id, const cs_token_t *token,
+                                vc_err_t *err)
+{
+    if (atomic_fetch_add_explicit(&s->n.commits_waiting, 1, memory_order_relaxed) >= CS_SERVICE_COMMITS) {
+        atomic_fetch_sub_explicit(&s->n.commits_waiting, 1, memory_order_relaxed);
+        return vc_err_set(err, VC_ERR_BUSY, "%d commits wait for the disk already; try again", CS_SERVICE_COMMITS);
+    }
+    commit_t *c = vc_alloc(sizeof(*c));
+    if (c == NULL) {
+        atomic_fetch_sub_explicit(&s->n.commits_waiting, 1, memory_order_relaxed);
+        return vc_err_set(err, VC_ERR_NOMEM, "out of memory");
+    }
+    *c = (commit_t){.s = s, .later = vc_rpc_call_defer(call), .upload_id = upload_id};
+    vc_status_t st = cs_store_commit(s->o.store, upload_id, token, commit_done, c, err);
+    if (st != VC_OK) /* the callback never runs */
+        commit_finish(c, st, err);
+    return VC_OK;
+}
+
 vc_status_t cs_service_commit(void *arg, vc_rpc_call_t *call, const uint8_t *req, size_t len, vc_bytes_t *resp,
                               vc_err_t *err)
 {
-    (void)call;
+    (void)resp;
     cs_service_t *s = arg;
     cs_count(&s->n.commits, 1);
     Vericache__V1__UploadRef *m = vericache__v1__upload_ref__unpack(NULL, len, req);
@@ -102,20 +150,8 @@ vc_status_t cs_service_commit(void *arg, vc_rpc_call_t *call, const uint8_t *req
         return vc_err_set(err, VC_ERR_INVALID, "request is not an UploadRef");
     cs_token_t token;
     vc_status_t st = cs_take_token(&m->token, &token, err);
-    if (st == VC_OK) {
-        cs_latch_t latch;
-        cs_latch_init(&latch);
-        cs_latch_add(&latch);
-        st = cs_store_commit(s->o.store, m->upload_id, &token, cs_latch_done, &latch, err);
-        if (st == VC_OK)
-            st = cs_latch_wait(&latch);
-        st = upload_error(st, m->upload_id, err);
-        cs_latch_fini(&latch);
-    }
-    if (st == VC_OK) {
-        Vericache__V1__CommitReply reply = VERICACHE__V1__COMMIT_REPLY__INIT;
-        st = cs_pack(&reply.base, resp, err);
-    }
+    if (st == VC_OK)
+        st = commit_start(s, call, m->upload_id, &token, err);
     vericache__v1__upload_ref__free_unpacked(m, NULL);
     return st;
 }

@@ -90,9 +90,15 @@ static double load(_Atomic uint64_t *counter) { return (double)atomic_load_expli
 
 static void add_service(stats_t *st, cs_service_t *s)
 {
+    vc_rpc_server_stats_t rpc;
+    vc_rpc_server_get_stats(s->rpc, &rpc);
+    add(st, "rpc_calls", "", rpc.calls);
+    add(st, "rpc_refused", "", (double)rpc.refused);
+    add(st, "rpc_stalled", "", (double)rpc.stalled);
     add(st, "rpc_lookups", "", load(&s->n.lookups));
     add(st, "rpc_registers", "", load(&s->n.registers));
     add(st, "rpc_commits", "", load(&s->n.commits));
+    add(st, "rpc_commits_waiting", "", atomic_load_explicit(&s->n.commits_waiting, memory_order_relaxed));
     add(st, "rpc_fetches", "", load(&s->n.fetches));
     add(st, "rpc_fetch_records", "", load(&s->n.fetch_records));
     add(st, "rpc_fetch_bytes", "", load(&s->n.fetch_bytes));

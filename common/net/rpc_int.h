@@ -11,6 +11,10 @@
 
 #define VC_RPC_METADATA_BYTES 16384
 #define VC_RPC_MAX_MESSAGE (8u << 20)
+#define VC_RPC_STREAMS 1024 /* calls in flight on one connection; HTTP/2 holds further ones back at the client */
+/* A lookup of 256 blocks is a little more than HTTP/2's first window of 64 KiB: without this it costs a round trip
+ * more. */
+#define VC_RPC_LOOKAHEAD (256 << 10)
 
 /* Milliseconds from now on gRPC's monotonic clock; 0 = for ever. */
 gpr_timespec vc_rpc_deadline(uint32_t ms);
@@ -46,7 +50,9 @@ struct vc_rpc_call {
     grpc_completion_queue *cq;
     size_t max_message_bytes;
     uint32_t stall_ms;
-    char *peer; /* lazily */
+    char *peer;                   /* lazily */
+    struct vc_rpc_later *request; /* of a unary call */
+    bool is_deferred;
     bool streaming, sent_initial, recv_pending;
     grpc_byte_buffer *recv_buf;
     pthread_mutex_t close_lock; /* guards close_done and the pluck of its tag: a reader and a writer may both ask */

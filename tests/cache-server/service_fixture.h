@@ -44,20 +44,25 @@ static inline vcache_client_t *sx_connect(sx_t *sx)
     return client;
 }
 
-static inline void sx_start(sx_t *sx, uint32_t n_layer)
+/* tune may change the options of the store (sx->fx.opts) and of the service (sx->opts); NULL: none. */
+static inline void sx_start_with(sx_t *sx, uint32_t n_layer, void (*tune)(sx_t *sx))
 {
     vc_err_t err = {0};
     memset(sx, 0, sizeof(*sx));
     fx_init(&sx->fx, n_layer);
-    cr_assert_eq(fx_open(&sx->fx, CS_IO_AUTO, &err), VC_OK, "%s", err.msg);
     cs_service_opts_default(&sx->opts);
     sx->opts.idle_ms = 5000;
+    if (tune != NULL)
+        tune(sx);
+    cr_assert_eq(fx_open(&sx->fx, CS_IO_AUTO, &err), VC_OK, "%s", err.msg);
     sx_serve(sx);
     cr_assert_eq(vc_keyspace_encode(&sx->fx.ks, sx->keyspace, &sx->keyspace_len, &err), VC_OK);
     sx->fids[0] = (vcache_fidelity_t){0, "full@1", NULL};
     sx->fids[1] = (vcache_fidelity_t){1, "noise:eps=0.5", NULL};
     sx->client = sx_connect(sx);
 }
+
+static inline void sx_start(sx_t *sx, uint32_t n_layer) { sx_start_with(sx, n_layer, NULL); }
 
 static inline void sx_end(sx_t *sx)
 {

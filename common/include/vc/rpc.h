@@ -2,10 +2,10 @@
  * gRPC C-core with bytes in and bytes out. Knows channels, calls and completion queues; knows no message.
  *
  * Client: blocking calls with a deadline. A stream may be written by one thread and read by another.
- * Server: one table of methods. Unary handlers run on the control threads; each streaming method has a fixed number of
- * slots, a slot is a thread with its own completion queue that takes one call at a time and runs a blocking handler.
- * Calls beyond the slots wait inside gRPC until their deadline: that is the back-pressure.
- * Messages are limited to max_message_bytes in both directions; keepalive finds dead peers.
+ * Server: one table of methods. Unary handlers run on the control threads and must not block; each streaming method has
+ * a fixed number of slots, a slot is a thread with its own completion queue that takes one call at a time and runs a
+ * blocking handler. Calls beyond the slots wait inside gRPC until their deadline: that is the back-pressure. Messages
+ * are limited to max_message_bytes in both directions; keepalive finds dead peers.
  */
 #ifndef VC_RPC_H
 #define VC_RPC_H
@@ -90,20 +90,37 @@ typedef struct vc_rpc_server_opts {
     const char *listen; /* HOST:PORT; port 0 = any */
     const vc_rpc_method_t *methods;
     uint32_t n_methods;
-    void *arg;                /* for the handlers */
-    uint32_t n_unary_threads; /* default 1 */
-    size_t max_message_bytes; /* default 8 MiB */
-    uint32_t stall_ms;        /* a streaming send not accepted for this long ends the call; default 30,000 */
-    uint32_t dead_peer_ms;    /* a connection that acknowledges nothing for this long is dead; default 10,000. Bounds
-                                 vc_rpc_server_stop too: TCP data under way to a stalled peer cannot be taken back. */
+    void *arg;                   /* for the handlers */
+    uint32_t n_unary_threads;    /* default 1 */
+    size_t max_message_bytes;    /* default 8 MiB */
+    uint32_t stall_ms;           /* a send or an answer not accepted for this long ends the call; default 30,000 */
+    uint32_t max_calls;          /* unary calls in flight over all connections; more are answered BUSY; default 4096 */
+    size_t memory_bytes;         /* what gRPC may hold for all connections together; default 512 MiB */
+    uint32_t idle_connection_ms; /* a connection without a call for this long is closed; default one hour */
+    uint32_t dead_peer_ms;       /* a connection that acknowledges nothing for this long is dead; default 10,000. Bounds
+                                    vc_rpc_server_stop too: TCP data under way to a stalled peer cannot be taken back. */
 } vc_rpc_server_opts_t;
 void vc_rpc_server_opts_default(vc_rpc_server_opts_t *opts);
 /* A busy port is UNREACHABLE with a sentence naming it. SO_REUSEPORT is off. */
 vc_status_t vc_rpc_server_start(const vc_rpc_server_opts_t *opts, vc_rpc_server_t **server_p, vc_err_t *err);
 int vc_rpc_server_port(const vc_rpc_server_t *server);
+typedef struct vc_rpc_server_stats {
+    uint32_t calls;   /* unary calls in flight, answers on their way included */
+    uint64_t refused; /* answered BUSY because of max_calls */
+    uint64_t stalled; /* answers that their clients did not accept within stall_ms */
+} vc_rpc_server_stats_t;
+void vc_rpc_server_get_stats(const vc_rpc_server_t *server, vc_rpc_server_stats_t *stats_p);
 /* Stops taking calls, waits grace_ms for running ones, cancels the rest, joins every thread. Ends clean with a stalled
  * client. */
 void vc_rpc_server_stop(vc_rpc_server_t *server, uint32_t grace_ms);
+
+/* Inside a unary handler: its answer comes later, by vc_rpc_later_finish, exactly once and from any thread, which may
+ * be before the handler returns. What the handler returns then is ignored, its resp must stay empty, and only the
+ * handle may be used from there on. vc_rpc_server_stop waits for it. finish takes over the bytes of resp (NULL: none)
+ * and does not block. */
+typedef struct vc_rpc_later vc_rpc_later_t;
+vc_rpc_later_t *vc_rpc_call_defer(vc_rpc_call_t *call);
+void vc_rpc_later_finish(vc_rpc_later_t *later, vc_status_t status, vc_bytes_t *resp, const vc_err_t *err);
 
 /* Inside a streaming handler; one thread may receive while another sends. recv: OK; NOT_FOUND when the client
  * half-closed; AGAIN after timeout_ms (0: wait for ever); CANCELLED when the call is gone (a cancellation at the very
