@@ -36,7 +36,11 @@ struct vcache_lease {
     uint32_t n_fid;
     vc_object_key_t keys[VCACHE_MAX_FIDELITIES]; /* hash left empty */
     uint32_t n_blocks[VCACHE_MAX_FIDELITIES];
-    vc_digest_t *hashes; /* of the longest column */
+    /* The chain of the longest column. Made of the tokens by the first fetch: most of a lookup's time would go there.
+     */
+    pthread_mutex_t lock;
+    vc_digest_t *hashes; /* NULL: not yet */
+    uint32_t *tokens;
 };
 
 /* Copies status and sentence out; a status without a sentence gets its name. Returns status. */
@@ -53,6 +57,9 @@ vc_status_t vcache_fidelities(const vcache_fidelity_t *fids, uint32_t n_fid, Ver
                               Vericache__V1__Fidelity **list, vc_object_key_t *keys, vc_err_t *err);
 /* Largest record that a server may send for this shape. */
 uint64_t vcache_record_limit(const vc_kv_shape_t *shape, bool compressed);
+
+/* The hashes of the lease's blocks are there. Any thread. */
+vc_status_t vcache_lease_hashes(vcache_lease_t *lease, vc_err_t *err);
 
 /* Takes data_lock and finds or makes the connection to `address`; on OK the caller ends with vcache_data_end. */
 vc_status_t vcache_data_begin(vcache_client_t *c, const char *address, vc_data_t **data_p, vc_err_t *err);

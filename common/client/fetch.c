@@ -256,6 +256,8 @@ vcache_status_t vcache_fetch(vcache_lease_t *lease, uint32_t fid, uint32_t first
     if (lease == NULL || fid >= lease->n_fid || n > lease->n_blocks[fid] || first > lease->n_blocks[fid] - n)
         st = vc_err_set(&e, VC_ERR_RANGE, "the lease does not hold blocks %u to %llu of column %u", first,
                         (unsigned long long)first + n, fid);
+    if (st == VC_OK)
+        st = vcache_lease_hashes(lease, &e);
     if (st == VC_OK && n != 0) {
         f.c = lease->client;
         f.state = vc_calloc(n, 1);

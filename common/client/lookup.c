@@ -10,6 +10,8 @@ static void lease_free(vcache_lease_t *lease)
 {
     vc_free(lease->data_address);
     vc_free(lease->hashes);
+    vc_free(lease->tokens);
+    pthread_mutex_destroy(&lease->lock);
     vc_free(lease);
 }
 
@@ -49,6 +51,7 @@ static vc_status_t make_lease(vcache_client_t *c, const Vericache__V1__LookupRep
     if (l == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory");
     vc_status_t st = ref->token.len == sizeof(l->token) ? VC_OK : vcache_bad_reply(c, "Lookup", err);
+    pthread_mutex_init(&l->lock, NULL);
     l->client = c;
     l->boot_id = ref->boot_id;
     l->lease_id = ref->lease_id;
@@ -60,8 +63,8 @@ static vc_status_t make_lease(vcache_client_t *c, const Vericache__V1__LookupRep
         longest = VC_MAX(longest, info->n_blocks[i]);
     }
     l->data_address = vc_strdup(reply->data_address);
-    l->hashes = vc_calloc(longest, sizeof(*l->hashes));
-    if (st == VC_OK && (l->data_address == NULL || l->hashes == NULL))
+    l->tokens = vc_memdup(a->tokens, (size_t)longest * l->shape.block_tokens * sizeof(*l->tokens));
+    if (st == VC_OK && (l->data_address == NULL || l->tokens == NULL))
         st = vc_err_set(err, VC_ERR_NOMEM, "out of memory");
     if (st == VC_OK)
         st = vc_keyspace_id(a->ks, &l->keyspace, err);
@@ -70,9 +73,26 @@ static vc_status_t make_lease(vcache_client_t *c, const Vericache__V1__LookupRep
         return st;
     }
     memcpy(l->token, ref->token.data, sizeof(l->token));
-    vc_block_chain(&l->keyspace, a->tokens, longest * l->shape.block_tokens, l->shape.block_tokens, l->hashes);
     *lease_p = l;
     return VC_OK;
+}
+
+vc_status_t vcache_lease_hashes(vcache_lease_t *lease, vc_err_t *err)
+{
+    uint32_t longest = 0;
+    for (uint32_t i = 0; i < lease->n_fid; i++)
+        longest = VC_MAX(longest, lease->n_blocks[i]);
+    pthread_mutex_lock(&lease->lock);
+    bool is_made = lease->hashes != NULL;
+    if (!is_made) {
+        uint32_t block_tokens = lease->shape.block_tokens;
+        lease->hashes = vc_calloc(longest, sizeof(*lease->hashes));
+        is_made = lease->hashes != NULL;
+        if (is_made)
+            vc_block_chain(&lease->keyspace, lease->tokens, longest * block_tokens, block_tokens, lease->hashes);
+    }
+    pthread_mutex_unlock(&lease->lock);
+    return is_made ? VC_OK : vc_err_set(err, VC_ERR_NOMEM, "out of memory");
 }
 
 static vc_status_t lookup(vcache_client_t *c, const Vericache__V1__LookupRequest *req, const asked_t *a,
