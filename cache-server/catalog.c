@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "catalog_rows.h"
 #include "fault.h"
 #include "vc/bytes.h"
 #include "vc/log.h"
@@ -21,11 +22,6 @@
 
 enum { CF_META, CF_OBJECTS, CF_SEGMENTS, CF_KEYSPACES, CF_PREFIXES, N_CF };
 static const char *const cf_names[N_CF] = {"default", "objects", "segments", "keyspaces", "prefixes"};
-
-#define OBJECT_KEY_BYTES 49u
-#define OBJECT_VALUE_BYTES 80u
-#define SEGMENT_VALUE_BYTES 16u
-#define PREFIX_VALUE_BYTES (72u + 4 * CS_HEAD_TOKENS)
 
 struct cs_catalog {
     rocksdb_t *db;
@@ -56,8 +52,10 @@ static vc_status_t take_error(char *message, const char *what, vc_err_t *err)
     return status;
 }
 
+typedef enum { OPEN_WRITE, OPEN_READ, OPEN_OFFLINE } open_mode_t;
+
 /* Small everywhere: the catalog is a few hundred bytes an object, and its files count against the capacity. */
-static rocksdb_options_t *make_options(bool readonly, vc_err_t *err)
+static rocksdb_options_t *make_options(open_mode_t mode, vc_err_t *err)
 {
     static const char text[] = "write_buffer_size=1048576;max_write_buffer_number=2;target_file_size_base=4194304;"
                                "max_bytes_for_level_base=16777216;level0_file_num_compaction_trigger=4;"
@@ -76,8 +74,10 @@ static rocksdb_options_t *make_options(bool readonly, vc_err_t *err)
         rocksdb_options_destroy(options);
         return NULL;
     }
-    rocksdb_options_set_create_if_missing(options, !readonly);
-    rocksdb_options_set_create_missing_column_families(options, !readonly);
+    rocksdb_options_set_create_if_missing(options, mode == OPEN_WRITE);
+    rocksdb_options_set_create_missing_column_families(options, mode == OPEN_WRITE);
+    if (mode == OPEN_OFFLINE) /* its LOG can be made nowhere, so it makes none */
+        rocksdb_options_set_db_log_dir(options, "/dev/null/none");
     rocksdb_options_set_info_log_level(options, 2); /* warnings */
     return options;
 }
@@ -104,18 +104,52 @@ static vc_status_t read_meta(cs_catalog_t *catalog, vc_err_t *err)
     return status;
 }
 
-static vc_status_t open_db(cs_catalog_t *catalog, const char *path, vc_err_t *err)
+/* The names of those that the directory has, in our order; a read-only open takes no others. */
+static int known_families(const cs_catalog_t *catalog, const char *path, const char *names[N_CF], int which[N_CF])
+{
+    size_t n_there = 0;
+    char *message = NULL;
+    char **there = rocksdb_list_column_families(catalog->options, path, &n_there, &message);
+    int n = 0;
+    for (int i = 0; i < N_CF; i++) {
+        bool is_there = message != NULL; /* the open will say what is wrong */
+        for (size_t k = 0; !message && k < n_there; k++)
+            is_there = is_there || strcmp(there[k], cf_names[i]) == 0;
+        if (is_there) {
+            names[n] = cf_names[i];
+            which[n++] = i;
+        }
+    }
+    if (there)
+        rocksdb_list_column_families_destroy(there, n_there);
+    rocksdb_free(message);
+    return n;
+}
+
+static void open_readonly(cs_catalog_t *catalog, const char *path, const rocksdb_options_t *const *cf_options,
+                          char **message)
+{
+    const char *names[N_CF];
+    int which[N_CF];
+    rocksdb_column_family_handle_t *handles[N_CF] = {0};
+    int n = known_families(catalog, path, names, which);
+    catalog->db =
+        rocksdb_open_for_read_only_column_families(catalog->options, path, n, names, cf_options, handles, 0, message);
+    for (int i = 0; i < n && !*message; i++)
+        catalog->cf[which[i]] = handles[i];
+}
+
+static vc_status_t open_db(cs_catalog_t *catalog, const char *path, open_mode_t mode, vc_err_t *err)
 {
     const rocksdb_options_t *cf_options[N_CF];
     char *message = NULL;
     for (int i = 0; i < N_CF; i++)
         cf_options[i] = catalog->options;
-    vc_status_t fault = cs_fault_status(cs_fault_hit("catalog.open"));
+    vc_status_t fault = mode == OPEN_OFFLINE ? VC_OK : cs_fault_status(cs_fault_hit("catalog.open"));
     if (fault != VC_OK)
         return vc_err_set(err, fault, "catalog open: injected failure");
     if (catalog->readonly)
-        catalog->db = rocksdb_open_for_read_only_column_families(catalog->options, path, N_CF, cf_names, cf_options,
-                                                                 catalog->cf, 0, &message);
+        open_readonly(catalog, path, cf_options, &message);
     else
         catalog->db =
             rocksdb_open_column_families(catalog->options, path, N_CF, cf_names, cf_options, catalog->cf, &message);
@@ -126,18 +160,18 @@ static vc_status_t open_db(cs_catalog_t *catalog, const char *path, vc_err_t *er
     return status == VC_ERR_NOT_FOUND ? VC_ERR_CORRUPT : status;
 }
 
-vc_status_t cs_catalog_open(const char *data_dir, bool readonly, cs_catalog_t **catalog_p, vc_err_t *err)
+static vc_status_t catalog_open(const char *data_dir, open_mode_t mode, cs_catalog_t **catalog_p, vc_err_t *err)
 {
     char path[4096];
     if (snprintf(path, sizeof(path), "%s/catalog", data_dir) >= (int)sizeof(path))
         return vc_err_set(err, VC_ERR_RANGE, "the path of the data directory is too long");
-    if (readonly && access(path, R_OK | X_OK) != 0)
+    if (mode != OPEN_WRITE && access(path, R_OK | X_OK) != 0)
         return vc_err_set(err, VC_ERR_NOT_FOUND, "no catalog at %s: %s", path, strerror(errno));
     cs_catalog_t *catalog = vc_calloc(1, sizeof(*catalog));
     if (!catalog)
         return vc_err_set(err, VC_ERR_NOMEM, "no memory for the catalog");
-    catalog->readonly = readonly;
-    catalog->options = make_options(readonly, err);
+    catalog->readonly = mode != OPEN_WRITE;
+    catalog->options = make_options(mode, err);
     catalog->batch = rocksdb_writebatch_create();
     catalog->write_sync = rocksdb_writeoptions_create();
     catalog->write_async = rocksdb_writeoptions_create();
@@ -145,7 +179,7 @@ vc_status_t cs_catalog_open(const char *data_dir, bool readonly, cs_catalog_t **
     catalog->flush = rocksdb_flushoptions_create();
     rocksdb_writeoptions_set_sync(catalog->write_sync, 1);
     rocksdb_flushoptions_set_wait(catalog->flush, 1);
-    vc_status_t status = catalog->options ? open_db(catalog, path, err) : VC_ERR_INTERNAL;
+    vc_status_t status = catalog->options ? open_db(catalog, path, mode, err) : VC_ERR_INTERNAL;
     if (status == VC_OK)
         status = read_meta(catalog, err);
     if (status != VC_OK) {
@@ -154,6 +188,28 @@ vc_status_t cs_catalog_open(const char *data_dir, bool readonly, cs_catalog_t **
     }
     *catalog_p = catalog;
     return VC_OK;
+}
+
+vc_status_t cs_catalog_open(const char *data_dir, bool readonly, cs_catalog_t **catalog_p, vc_err_t *err)
+{
+    return catalog_open(data_dir, readonly ? OPEN_READ : OPEN_WRITE, catalog_p, err);
+}
+
+vc_status_t cs_catalog_open_offline(const char *data_dir, cs_catalog_t **catalog_p, vc_err_t *err)
+{
+    return catalog_open(data_dir, OPEN_OFFLINE, catalog_p, err);
+}
+
+vc_status_t cs_catalog_check_format(const char *data_dir, vc_err_t *err)
+{
+    cs_catalog_t *catalog;
+    vc_err_t why;
+    vc_status_t status = catalog_open(data_dir, OPEN_OFFLINE, &catalog, &why);
+    if (status == VC_OK)
+        cs_catalog_close(catalog);
+    if (status != VC_ERR_UNSUPPORTED)
+        return VC_OK;
+    return vc_err_set(err, status, "%s: %s and leaves it as it is", data_dir, why.msg);
 }
 
 void cs_catalog_close(cs_catalog_t *catalog)
@@ -180,69 +236,6 @@ uint64_t cs_catalog_generation(const cs_catalog_t *catalog) { return catalog->ge
 
 /* ---- rows ---- */
 
-static void encode_object(const cs_object_row_t *row, uint8_t value[OBJECT_VALUE_BYTES])
-{
-    vc_writer_t w = vc_writer(value, OBJECT_VALUE_BYTES);
-    vc_write_u32(&w, row->segment);
-    vc_write_u32(&w, row->version);
-    vc_write_u64(&w, row->offset);
-    vc_write_u32(&w, row->bytes);
-    vc_write_u32(&w, row->header_crc);
-    vc_write_u32(&w, row->block_index);
-    vc_write_u32(&w, row->prefix);
-    vc_write_u32(&w, row->stored_s);
-    vc_write_u32(&w, 0);
-    vc_write_bytes(&w, row->parent_fp, 8);
-    vc_write_bytes(&w, row->keyspace.b, VC_DIGEST_BYTES);
-}
-
-static bool decode_object(const uint8_t *key, size_t key_len, const uint8_t *value, size_t len, cs_object_row_t *row)
-{
-    if (key_len != OBJECT_KEY_BYTES || len != OBJECT_VALUE_BYTES)
-        return false;
-    vc_reader_t r = vc_reader(value, len);
-    memcpy(&row->key, key, OBJECT_KEY_BYTES);
-    row->segment = vc_read_u32(&r);
-    row->version = vc_read_u32(&r);
-    row->offset = vc_read_u64(&r);
-    row->bytes = vc_read_u32(&r);
-    row->header_crc = vc_read_u32(&r);
-    row->block_index = vc_read_u32(&r);
-    row->prefix = vc_read_u32(&r);
-    row->stored_s = vc_read_u32(&r);
-    (void)vc_read_u32(&r);
-    memcpy(row->parent_fp, vc_read_bytes(&r, 8), 8);
-    memcpy(row->keyspace.b, vc_read_bytes(&r, VC_DIGEST_BYTES), VC_DIGEST_BYTES);
-    return row->key.fidelity == VC_FIDELITY_FULL || row->key.fidelity == VC_FIDELITY_COMPRESSED;
-}
-
-static bool decode_segment(const uint8_t *key, size_t key_len, const uint8_t *value, size_t len, cs_segment_row_t *row)
-{
-    if (key_len != 4 || len != SEGMENT_VALUE_BYTES)
-        return false;
-    row->number = vc_le32(key);
-    row->version = vc_le32(value);
-    row->bytes = vc_le64(value + 8);
-    return true;
-}
-
-static bool decode_prefix(const uint8_t *key, size_t key_len, const uint8_t *value, size_t len, cs_prefix_row_t *row)
-{
-    if (key_len != 4 || len < 72)
-        return false;
-    vc_reader_t r = vc_reader(value, len);
-    row->id = vc_le32(key);
-    memcpy(row->keyspace.b, vc_read_bytes(&r, VC_DIGEST_BYTES), VC_DIGEST_BYTES);
-    memcpy(row->tip.b, vc_read_bytes(&r, VC_DIGEST_BYTES), VC_DIGEST_BYTES);
-    row->n_blocks = vc_read_u32(&r);
-    row->n_head_tokens = vc_read_u32(&r);
-    if (row->n_head_tokens > CS_HEAD_TOKENS || vc_reader_left(&r) != 4 * (size_t)row->n_head_tokens)
-        return false;
-    for (uint32_t i = 0; i < row->n_head_tokens; i++)
-        row->head_tokens[i] = vc_read_u32(&r);
-    return true;
-}
-
 static bool visit(const cs_catalog_visitor_t *v, int cf, const uint8_t *key, size_t key_len, const uint8_t *value,
                   size_t len)
 {
@@ -252,21 +245,17 @@ static bool visit(const cs_catalog_visitor_t *v, int cf, const uint8_t *key, siz
         cs_prefix_row_t prefix;
         vc_keyspace_t keyspace;
     } row;
-    memset(&row, 0, sizeof(row));
-    if (cf == CF_OBJECTS && decode_object(key, key_len, value, len, &row.object)) {
+    vc_digest_t id;
+    if (cf == CF_OBJECTS && cs_row_decode_object(key, key_len, value, len, &row.object))
         v->object(v->arg, &row.object);
-    } else if (cf == CF_SEGMENTS && decode_segment(key, key_len, value, len, &row.segment)) {
+    else if (cf == CF_SEGMENTS && cs_row_decode_segment(key, key_len, value, len, &row.segment))
         v->segment(v->arg, &row.segment);
-    } else if (cf == CF_PREFIXES && decode_prefix(key, key_len, value, len, &row.prefix)) {
+    else if (cf == CF_PREFIXES && cs_row_decode_prefix(key, key_len, value, len, &row.prefix))
         v->prefix(v->arg, &row.prefix);
-    } else if (cf == CF_KEYSPACES && key_len == VC_DIGEST_BYTES &&
-               vc_keyspace_decode(value, len, &row.keyspace, NULL) == VC_OK) {
-        vc_digest_t id;
-        memcpy(id.b, key, VC_DIGEST_BYTES);
+    else if (cf == CF_KEYSPACES && cs_row_decode_keyspace(key, key_len, value, len, &id, &row.keyspace))
         v->keyspace(v->arg, &id, &row.keyspace);
-    } else {
+    else
         return false;
-    }
     return true;
 }
 
@@ -276,6 +265,8 @@ vc_status_t cs_catalog_scan(cs_catalog_t *catalog, const cs_catalog_visitor_t *v
     static const int order[] = {CF_SEGMENTS, CF_KEYSPACES, CF_PREFIXES, CF_OBJECTS};
     for (size_t k = 0; k < VC_ARRAY_LEN(order); k++) {
         int cf = order[k];
+        if (!catalog->cf[cf]) /* written before there was such a family */
+            continue;
         rocksdb_iterator_t *it = rocksdb_create_iterator_cf(catalog->db, catalog->read, catalog->cf[cf]);
         for (rocksdb_iter_seek_to_first(it); rocksdb_iter_valid(it); rocksdb_iter_next(it)) {
             size_t key_len, len;
@@ -308,22 +299,21 @@ static void del(cs_catalog_t *catalog, int cf, const void *key, size_t key_len)
 
 void cs_catalog_put_object(cs_catalog_t *catalog, const cs_object_row_t *row)
 {
-    uint8_t value[OBJECT_VALUE_BYTES];
-    encode_object(row, value);
-    put(catalog, CF_OBJECTS, &row->key, OBJECT_KEY_BYTES, value, sizeof(value));
+    uint8_t value[CS_ROW_OBJECT_BYTES];
+    cs_row_encode_object(row, value);
+    put(catalog, CF_OBJECTS, &row->key, CS_ROW_OBJECT_KEY_BYTES, value, sizeof(value));
 }
 
 void cs_catalog_delete_object(cs_catalog_t *catalog, const vc_object_key_t *key)
 {
-    del(catalog, CF_OBJECTS, key, OBJECT_KEY_BYTES);
+    del(catalog, CF_OBJECTS, key, CS_ROW_OBJECT_KEY_BYTES);
 }
 
 void cs_catalog_put_segment(cs_catalog_t *catalog, const cs_segment_row_t *row)
 {
-    uint8_t key[4], value[SEGMENT_VALUE_BYTES] = {0};
+    uint8_t key[4], value[CS_ROW_SEGMENT_BYTES];
     vc_put_le32(key, row->number);
-    vc_put_le32(value, row->version);
-    vc_put_le64(value + 8, row->bytes);
+    cs_row_encode_segment(row, value);
     put(catalog, CF_SEGMENTS, key, sizeof(key), value, sizeof(value));
 }
 
@@ -351,16 +341,9 @@ void cs_catalog_delete_keyspace(cs_catalog_t *catalog, const vc_digest_t *id)
 
 void cs_catalog_put_prefix(cs_catalog_t *catalog, const cs_prefix_row_t *row)
 {
-    uint8_t key[4], value[PREFIX_VALUE_BYTES];
-    vc_writer_t w = vc_writer(value, sizeof(value));
+    uint8_t key[4], value[CS_ROW_PREFIX_MAX_BYTES];
     vc_put_le32(key, row->id);
-    vc_write_bytes(&w, row->keyspace.b, VC_DIGEST_BYTES);
-    vc_write_bytes(&w, row->tip.b, VC_DIGEST_BYTES);
-    vc_write_u32(&w, row->n_blocks);
-    vc_write_u32(&w, row->n_head_tokens);
-    for (uint32_t i = 0; i < row->n_head_tokens && i < CS_HEAD_TOKENS; i++)
-        vc_write_u32(&w, row->head_tokens[i]);
-    put(catalog, CF_PREFIXES, key, sizeof(key), value, (size_t)(w.p - value));
+    put(catalog, CF_PREFIXES, key, sizeof(key), value, cs_row_encode_prefix(row, value));
 }
 
 void cs_catalog_delete_prefix(cs_catalog_t *catalog, uint32_t id)

@@ -46,6 +46,11 @@ typedef struct cs_prefix_row {
 /* Opens data_dir/catalog; makes it where missing. readonly touches nothing and needs no space. UNSUPPORTED: written by
  * a newer format. NOT_FOUND: readonly and nothing there. */
 vc_status_t cs_catalog_open(const char *data_dir, bool readonly, cs_catalog_t **catalog_p, vc_err_t *err);
+/* Read-only without any trace: not even RocksDB's LOG is written. For checks of what is there. */
+vc_status_t cs_catalog_open_offline(const char *data_dir, cs_catalog_t **catalog_p, vc_err_t *err);
+/* UNSUPPORTED, with both versions in the sentence, when a newer program wrote the directory; nothing in it was touched.
+ * OK in all other cases, a missing or damaged catalog included. */
+vc_status_t cs_catalog_check_format(const char *data_dir, vc_err_t *err);
 void cs_catalog_close(cs_catalog_t *catalog);
 uint64_t cs_catalog_generation(const cs_catalog_t *catalog); /* as stored; 0 in a new one */
 

@@ -393,6 +393,8 @@ static vc_status_t open_steps(cs_store_t *s, vc_err_t *err)
     }
     if ((status = lock_dir(s, err)) != VC_OK)
         return status;
+    if ((status = cs_catalog_check_format(s->data_dir, err)) != VC_OK)
+        return status;
     check_disk(s);
     cap_at_disk(s);
     s->segment_bytes = cs_segment_file_bytes(s->opts.capacity_bytes, cs_bufpool_buf_bytes(s->opts.pool));
