@@ -60,9 +60,10 @@ static void *slot_main(void *arg)
         grpc_metadata_array metadata;
         gpr_timespec deadline;
         grpc_metadata_array_init(&metadata);
-        bool taken = grpc_server_request_registered_call(s->server, slot->method->registered, &call, &deadline,
-                                                         &metadata, NULL, slot->cq, slot->cq, slot) == GRPC_CALL_OK &&
-                     vc_rpc_pluck(slot->cq, slot, gpr_inf_future(GPR_CLOCK_MONOTONIC)) == VC_RPC_BATCH_OK;
+        bool taken =
+            grpc_server_request_registered_call(s->server, slot->method->registered, &call, &deadline, &metadata, NULL,
+                                                slot->cq, slot->idle_cq, slot) == GRPC_CALL_OK &&
+            vc_rpc_pluck(slot->idle_cq, slot, gpr_inf_future(GPR_CLOCK_MONOTONIC)) == VC_RPC_BATCH_OK;
         if (taken)
             slot_serve(slot, call);
         grpc_metadata_array_destroy(&metadata);
@@ -145,6 +146,11 @@ static void register_methods(vc_rpc_server_t *s)
             s->slots[slot] = (vc_rpc_slot_t){.server = s, .method = m};
             s->slots[slot].cq = grpc_completion_queue_create_for_pluck(NULL);
             grpc_server_register_completion_queue(s->server, s->slots[slot].cq, NULL);
+            grpc_completion_queue_attributes quiet = {
+                .version = 1, .cq_completion_type = GRPC_CQ_PLUCK, .cq_polling_type = GRPC_CQ_NON_POLLING};
+            s->slots[slot].idle_cq =
+                grpc_completion_queue_create(grpc_completion_queue_factory_lookup(&quiet), &quiet, NULL);
+            grpc_server_register_completion_queue(s->server, s->slots[slot].idle_cq, NULL);
         }
     }
 }
@@ -283,8 +289,10 @@ static void stop_core_server(vc_rpc_server_t *s, uint32_t grace_ms)
     for (uint32_t i = 0; i < s->n_control_running; i++)
         pthread_join(s->control[i], NULL);
     grpc_completion_queue_destroy(s->control_cq);
-    for (uint32_t i = 0; i < s->n_slots; i++)
+    for (uint32_t i = 0; i < s->n_slots; i++) {
         vc_rpc_cq_destroy(s->slots[i].cq);
+        vc_rpc_cq_destroy(s->slots[i].idle_cq);
+    }
     vc_rpc_cq_destroy(s->shutdown_cq);
 }
 

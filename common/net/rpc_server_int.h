@@ -15,7 +15,8 @@ typedef struct {
 typedef struct {
     struct vc_rpc_server *server;
     vc_rpc_entry_t *method;
-    grpc_completion_queue *cq;
+    grpc_completion_queue *cq;      /* of its calls */
+    grpc_completion_queue *idle_cq; /* where it waits for one; polls no socket, so that it takes no work from others */
     pthread_t thread;
     bool running;
 } vc_rpc_slot_t;
