@@ -250,7 +250,7 @@ static bool hot_message(void *arg, const vc_ucx_msg_t *msg)
     if (frame.type != VC_FRAME_FETCH_DATA)
         return false;
     /* One slot for all, as the peer does it: only the time counts here, the bytes are equal anyway. */
-    h->recv_op = (vc_ucx_op_t){hot_received, h};
+    h->recv_op = (vc_ucx_op_t){.done = hot_received, .arg = h};
     if (vc_ucx_recv(h->ucx, msg->desc, h->slot, msg->bytes, &h->recv_op) != VC_OK)
         h->failed = true;
     return true;
@@ -264,7 +264,7 @@ static void hot_send(hot_t *h, const vc_frame_t *frame)
     if (i == VC_ARRAY_LEN(h->out))
         bench_fail("control messages pile up");
     h->out[i].busy = true;
-    h->out[i].op = (vc_ucx_op_t){hot_sent, &h->out[i].busy};
+    h->out[i].op = (vc_ucx_op_t){.done = hot_sent, .arg = &h->out[i].busy};
     h->out[i].bytes = vc_frame_encode(frame, h->out[i].header);
     if (vc_ucx_send(h->ep, h->out[i].header, h->out[i].bytes, NULL, 0, &h->out[i].op) != VC_OK)
         h->failed = true;

@@ -26,7 +26,7 @@ bool dp_peer_send(dp_op_t *op, const vc_frame_t *frame, const void *data, uint32
     }
     op->stage = DP_SENDING;
     op->header_bytes = vc_frame_encode(frame, op->header);
-    op->ucx = (vc_ucx_op_t){on_ucx_done, op};
+    op->ucx = (vc_ucx_op_t){.done = on_ucx_done, .arg = op};
     dp_peer_note_start(peer);
     vc_status_t st = vc_ucx_send(peer->ep, op->header, op->header_bytes, data, bytes, &op->ucx);
     if (st == VC_OK)

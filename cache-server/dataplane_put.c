@@ -16,7 +16,7 @@ static void receive(dp_op_t *op)
     void *desc = op->desc;
     op->desc = NULL;
     op->stage = DP_RECEIVING;
-    op->ucx = (vc_ucx_op_t){on_received, op};
+    op->ucx = (vc_ucx_op_t){.done = on_received, .arg = op};
     dp_peer_note_start(op->peer);
     vc_status_t st = vc_ucx_recv(op->dp->ucx, desc, op->buf->data, op->bytes, &op->ucx);
     if (st != VC_OK)

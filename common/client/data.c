@@ -114,7 +114,7 @@ vc_status_t data_send_control(vc_data_t *d, const vc_frame_t *frame, uint32_t id
         }
         c->busy = true;
         c->data = d;
-        c->op = (vc_ucx_op_t){on_control_sent, c};
+        c->op = (vc_ucx_op_t){.done = on_control_sent, .arg = c};
         size_t len = vc_frame_encode(frame, c->header);
         vc_status_t st = vc_ucx_send(d->ep, c->header, len, NULL, 0, &c->op);
         if (st == VC_OK)

@@ -65,7 +65,7 @@ bool data_fetch_message(vc_data_t *d, const vc_frame_t *frame, void *desc)
         return false;
     }
     slot->state = SLOT_RECEIVING;
-    slot->op = (vc_ucx_op_t){on_received, slot};
+    slot->op = (vc_ucx_op_t){.done = on_received, .arg = slot};
     vc_status_t st = vc_ucx_recv(d->ucx, desc, slot->buf, slot->bytes, &slot->op);
     if (st != VC_OK)
         on_received(slot, st);

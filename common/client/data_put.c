@@ -58,7 +58,7 @@ static vc_status_t send_slot(vc_data_t *d, data_slot_t *slot, uint64_t upload_id
     slot->state = SLOT_SENDING;
     d->n_unfinished++;
     slot->header_bytes = vc_frame_encode(&frame, slot->header);
-    slot->op = (vc_ucx_op_t){on_sent, slot};
+    slot->op = (vc_ucx_op_t){.done = on_sent, .arg = slot};
     vc_status_t st = vc_ucx_send(d->ep, slot->header, slot->header_bytes, slot->buf, slot->bytes, &slot->op);
     if (st == VC_OK)
         return VC_OK;

@@ -13,41 +13,8 @@
 
 #define SPIN_ROUNDS 200
 
-static vc_status_t create_worker(vc_ucx_t *ucx, vc_err_t *err)
-{
-    ucp_worker_params_t params = {
-        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_EVENTS | UCP_WORKER_PARAM_FIELD_FLAGS,
-        .thread_mode = UCS_THREAD_MODE_SERIALIZED,
-        .events = UCP_WAKEUP_RMA | UCP_WAKEUP_TX | UCP_WAKEUP_RX | UCP_WAKEUP_TAG_RECV,
-        .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK,
-    };
-    ucs_status_t rc = ucp_worker_create(ucx->context, &params, &ucx->worker);
-    if (rc == UCS_OK)
-        rc = ucp_worker_get_efd(ucx->worker, &ucx->fd);
-    if (rc != UCS_OK)
-        return vc_err_set(err, vc_ucx_status(rc), "ucx: cannot create a worker: %s", ucs_status_string(rc));
-    return VC_OK;
-}
-
 static ucs_status_t on_am(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
-                          const ucp_am_recv_param_t *param)
-{
-    vc_ucx_t *ucx = arg;
-    const uint64_t keepable = UCP_AM_RECV_ATTR_FLAG_DATA | UCP_AM_RECV_ATTR_FLAG_RNDV;
-    vc_ucx_msg_t msg = {.header = header, .header_bytes = header_bytes, .bytes = bytes};
-    msg.desc = (param->recv_attr & keepable) != 0 && bytes > 0 ? data : NULL;
-    if ((param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0) {
-        for (vc_ucx_ep_t *ep = ucx->eps; ep != NULL && msg.ep == NULL; ep = ep->next)
-            if (ep->ep == param->reply_ep)
-                msg.ep = ep;
-    }
-    bool kept = ucx->on_msg != NULL && ucx->on_msg(ucx->msg_arg, &msg);
-    kept = kept && msg.desc != NULL; /* nothing to keep of a message without payload */
-    /* An error here would also drop a rendezvous, but for eager data only OK and INPROGRESS are allowed. */
-    if (!kept && (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0)
-        return UCS_ERR_CANCELED;
-    return kept ? UCS_INPROGRESS : UCS_OK;
-}
+                          const ucp_am_recv_param_t *param);
 
 static vc_status_t set_am_handler(vc_ucx_t *ucx, vc_err_t *err)
 {
@@ -62,6 +29,45 @@ static vc_status_t set_am_handler(vc_ucx_t *ucx, vc_err_t *err)
     ucs_status_t rc = ucp_worker_set_am_recv_handler(ucx->worker, &param);
     return rc == UCS_OK ? VC_OK
                         : vc_err_set(err, vc_ucx_status(rc), "ucx: no message handler: %s", ucs_status_string(rc));
+}
+
+vc_status_t vc_ucx_create_worker(vc_ucx_t *ucx, vc_err_t *err)
+{
+    ucx->watched_fd = -1;
+    ucp_worker_params_t params = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_EVENTS | UCP_WORKER_PARAM_FIELD_FLAGS,
+        .thread_mode = UCS_THREAD_MODE_SERIALIZED,
+        .events = UCP_WAKEUP_RMA | UCP_WAKEUP_TX | UCP_WAKEUP_RX | UCP_WAKEUP_TAG_RECV,
+        .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK,
+    };
+    ucs_status_t rc = ucp_worker_create(ucx->context, &params, &ucx->worker);
+    if (rc == UCS_OK)
+        rc = ucp_worker_get_efd(ucx->worker, &ucx->fd);
+    if (rc != UCS_OK)
+        return vc_err_set(err, vc_ucx_status(rc), "ucx: cannot create a worker: %s", ucs_status_string(rc));
+    return set_am_handler(ucx, err);
+}
+
+static ucs_status_t on_am(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
+                          const ucp_am_recv_param_t *param)
+{
+    vc_ucx_t *ucx = arg;
+    const uint64_t keepable = UCP_AM_RECV_ATTR_FLAG_DATA | UCP_AM_RECV_ATTR_FLAG_RNDV;
+    vc_ucx_msg_t msg = {.header = header, .header_bytes = header_bytes, .bytes = bytes};
+    msg.desc = (param->recv_attr & keepable) != 0 && bytes > 0 ? data : NULL;
+    if (ucx->shm)
+        msg.ep = ucx->eps; /* the only one */
+    else if ((param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0) {
+        for (vc_ucx_ep_t *ep = ucx->eps; ep != NULL && msg.ep == NULL; ep = ep->next)
+            if (ep->ep == param->reply_ep)
+                msg.ep = ep;
+    }
+    bool kept = ucx->on_msg != NULL && ucx->on_msg(ucx->msg_arg, &msg);
+    kept = kept && msg.desc != NULL; /* nothing to keep of a message without payload */
+    /* An error here would also drop a rendezvous, but for eager data only OK and INPROGRESS are allowed. */
+    if (!kept && (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0)
+        return UCS_ERR_CANCELED;
+    return kept ? UCS_INPROGRESS : UCS_OK;
 }
 
 static vc_status_t create_context(vc_ucx_t *ucx, const vc_ucx_opts_t *opts, const char *devices, vc_err_t *err)
@@ -96,9 +102,7 @@ vc_status_t vc_ucx_open(const vc_ucx_opts_t *opts, vc_ucx_t **ucx_p, vc_err_t *e
     if (st == VC_OK)
         st = create_context(ucx, opts, devices, err);
     if (st == VC_OK)
-        st = create_worker(ucx, err);
-    if (st == VC_OK)
-        st = set_am_handler(ucx, err);
+        st = vc_ucx_create_worker(ucx, err);
     if (st != VC_OK) {
         vc_ucx_close(ucx);
         return st;
@@ -107,21 +111,54 @@ vc_status_t vc_ucx_open(const vc_ucx_opts_t *opts, vc_ucx_t **ucx_p, vc_err_t *e
     return VC_OK;
 }
 
+/* ---- running operations ---- */
+
+static void start(vc_ucx_t *ucx, vc_ucx_op_t *op)
+{
+    op->at = NULL;
+    if (!ucx->shm)
+        return;
+    op->next = ucx->running;
+    op->at = &ucx->running;
+    if (op->next != NULL)
+        op->next->at = &op->next;
+    ucx->running = op;
+}
+
+static void forget(vc_ucx_op_t *op)
+{
+    if (op->at == NULL)
+        return;
+    *op->at = op->next;
+    if (op->next != NULL)
+        op->next->at = op->at;
+}
+
+static void finish(vc_ucx_op_t *op, vc_status_t status)
+{
+    forget(op);
+    op->done(op->arg, status);
+}
+
 void vc_ucx_close(vc_ucx_t *ucx)
 {
     if (ucx == NULL)
         return;
     ucx->on_msg = NULL; /* what still comes is declined */
     vc_ucx_listen_stop(ucx);
-    while (ucx->eps != NULL)
+    while (!ucx->shm && ucx->eps != NULL)
         vc_ucx_ep_close(ucx->eps, NULL, NULL);
     while (ucx->closing > 0)
         vc_ucx_progress(ucx);
+    if (ucx->worker != NULL)
+        ucp_worker_destroy(ucx->worker); /* over shared memory this ends the endpoint and cancels most of what runs */
+    while (ucx->running != NULL)
+        finish(ucx->running, VC_ERR_CANCELLED);
+    if (ucx->shm)
+        vc_free(ucx->eps);
     if (ucx->memh != NULL)
         ucp_mem_unmap(ucx->context, ucx->memh);
-    if (ucx->worker != NULL)
-        ucp_worker_destroy(ucx->worker);
-    if (ucx->context != NULL)
+    if (ucx->context != NULL && !ucx->shm)
         ucp_cleanup(ucx->context);
     vc_free(ucx);
 }
@@ -139,10 +176,12 @@ void vc_ucx_wait(vc_ucx_t *ucx, uint32_t timeout_ms)
         vc_ucx_progress(ucx);
         return;
     }
-    struct pollfd pfd = {.fd = ucx->fd, .events = POLLIN};
-    if (poll(&pfd, 1, timeout_ms > 60000 ? 60000 : (int)timeout_ms) > 0)
+    struct pollfd pfd[2] = {{.fd = ucx->fd, .events = POLLIN}, {.fd = ucx->watched_fd, .events = POLLIN}};
+    if (poll(pfd, 2, timeout_ms > 60000 ? 60000 : (int)timeout_ms) > 0)
         vc_ucx_progress(ucx);
 }
+
+void vc_ucx_watch(vc_ucx_t *ucx, int fd) { ucx->watched_fd = fd; }
 
 vc_status_t vc_ucx_register(vc_ucx_t *ucx, void *base, size_t bytes, vc_err_t *err)
 {
@@ -169,9 +208,8 @@ void vc_ucx_set_handler(vc_ucx_t *ucx, vc_ucx_msg_fn fn, void *arg)
 
 static void on_sent(void *request, ucs_status_t status, void *user_data)
 {
-    const vc_ucx_op_t *op = user_data;
     ucp_request_free(request);
-    op->done(op->arg, vc_ucx_status(status));
+    finish(user_data, vc_ucx_status(status));
 }
 
 static void on_received(void *request, ucs_status_t status, size_t length, void *user_data)
@@ -188,12 +226,14 @@ static bool in_region(const vc_ucx_t *ucx, const void *data, size_t bytes)
 }
 
 /* The result of a starting call: failed, done at once, or reported by its callback. */
-static vc_status_t started(ucs_status_ptr_t ptr, const vc_ucx_op_t *op)
+static vc_status_t started(ucs_status_ptr_t ptr, vc_ucx_op_t *op)
 {
-    if (UCS_PTR_IS_ERR(ptr))
+    if (UCS_PTR_IS_ERR(ptr)) {
+        forget(op);
         return vc_ucx_status(UCS_PTR_STATUS(ptr));
+    }
     if (ptr == NULL)
-        op->done(op->arg, VC_OK);
+        finish(op, VC_OK);
     return VC_OK;
 }
 
@@ -206,29 +246,31 @@ static void use_region(const vc_ucx_t *ucx, const void *data, size_t bytes, ucp_
 }
 
 vc_status_t vc_ucx_send(vc_ucx_ep_t *ep, const void *header, size_t header_bytes, const void *data, size_t bytes,
-                        const vc_ucx_op_t *op)
+                        vc_ucx_op_t *op)
 {
     vc_ucx_t *ucx = ep->ucx;
     if (ep->failed)
         return VC_ERR_UNREACHABLE;
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_USER_DATA,
-        .flags = UCP_AM_SEND_FLAG_REPLY,
+        .flags = ucx->shm ? 0 : UCP_AM_SEND_FLAG_REPLY, /* shared memory: who else could it be */
         .cb.send = on_sent,
-        .user_data = (void *)(uintptr_t)op,
+        .user_data = op,
     };
+    start(ucx, op);
     param.flags |= bytes >= ucx->rndv_threshold ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
     use_region(ucx, data, bytes, &param);
     return started(ucp_am_send_nbx(ep->ep, UCX_AM_ID, header, header_bytes, data, bytes, &param), op);
 }
 
-vc_status_t vc_ucx_recv(vc_ucx_t *ucx, void *desc, void *buf, size_t bytes, const vc_ucx_op_t *op)
+vc_status_t vc_ucx_recv(vc_ucx_t *ucx, void *desc, void *buf, size_t bytes, vc_ucx_op_t *op)
 {
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
         .cb.recv_am = on_received,
-        .user_data = (void *)(uintptr_t)op,
+        .user_data = op,
     };
+    start(ucx, op);
     use_region(ucx, buf, bytes, &param);
     return started(ucp_am_recv_data_nbx(ucx->worker, desc, buf, bytes, &param), op);
 }

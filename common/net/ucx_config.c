@@ -11,8 +11,11 @@
 
 #include "ucx_int.h"
 #include "vc/log.h"
+#include "vc/mem.h"
 
-/* UCX logs a refused connection as an error; whether it is one is known above, where the status is seen. */
+/* UCX logs a refused connection as an error; whether it is one is known above, where the status is seen. STOP also
+ * keeps the process alive where cma finds that the other process is gone: UCX's own handler ends the process at such a
+ * line, without it the transfer fails. */
 static ucs_log_func_rc_t forward_log(const char *file, unsigned line, const char *function, ucs_log_level_t level,
                                      const ucs_log_component_config_t *comp, const char *message, va_list ap)
     __attribute__((format(printf, 6, 0)));
@@ -49,16 +52,30 @@ static bool is_port_range(const char *text)
     return *end == '\0' && low >= 1 && low <= high && high <= 65535;
 }
 
-vc_status_t vc_ucx_make_config(const vc_ucx_opts_t *opts, const char *devices, ucp_config_t **config_p, vc_err_t *err)
+static vc_status_t apply(const char *const table[][2], size_t n, ucp_config_t **config_p, vc_err_t *err)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, init_globals);
-    if (opts->ports != NULL && !is_port_range(opts->ports))
-        return vc_err_set(err, VC_ERR_INVALID, "data-plane port range '%s' is not LOW-HIGH within 1-65535",
-                          opts->ports);
     ucp_config_t *config = NULL;
     if (ucp_config_read(NULL, NULL, &config) != UCS_OK)
         return vc_err_set(err, VC_ERR_INTERNAL, "ucx: cannot read its configuration");
+    for (size_t i = 0; i < n; i++) {
+        ucs_status_t rc = ucp_config_modify(config, table[i][0], table[i][1]);
+        if (rc == UCS_OK)
+            continue;
+        ucp_config_release(config);
+        return vc_err_set(err, VC_ERR_INVALID, "ucx: setting %s=%s is refused: %s", table[i][0], table[i][1],
+                          ucs_status_string(rc));
+    }
+    *config_p = config;
+    return VC_OK;
+}
+
+vc_status_t vc_ucx_make_config(const vc_ucx_opts_t *opts, const char *devices, ucp_config_t **config_p, vc_err_t *err)
+{
+    if (opts->ports != NULL && !is_port_range(opts->ports))
+        return vc_err_set(err, VC_ERR_INVALID, "data-plane port range '%s' is not LOW-HIGH within 1-65535",
+                          opts->ports);
     char threshold[24];
     snprintf(threshold, sizeof(threshold), "%zu", opts->rndv_threshold);
     const char *const table[][2] = {
@@ -81,16 +98,24 @@ vc_status_t vc_ucx_make_config(const vc_ucx_opts_t *opts, const char *devices, u
         {"RX_SEG_SIZE", "256k"},
         {"PORT_RANGE", opts->ports != NULL ? opts->ports : "0"},
     };
-    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
-        ucs_status_t rc = ucp_config_modify(config, table[i][0], table[i][1]);
-        if (rc == UCS_OK)
-            continue;
-        ucp_config_release(config);
-        return vc_err_set(err, VC_ERR_INVALID, "ucx: setting %s=%s is refused: %s", table[i][0], table[i][1],
-                          ucs_status_string(rc));
-    }
-    *config_p = config;
-    return VC_OK;
+    return apply(table, VC_ARRAY_LEN(table), config_p, err);
+}
+
+vc_status_t vc_ucx_make_shm_config(size_t rndv_threshold, ucp_config_t **config_p, vc_err_t *err)
+{
+    char threshold[24];
+    snprintf(threshold, sizeof(threshold), "%zu", rndv_threshold);
+    const char *const table[][2] = {
+        {"TLS", "posix,cma"},
+        {"WARN_INVALID_CONFIG", "n"},
+        {"RNDV_THRESH", threshold},
+        /* The receiver reads. A put by the sender could still write here when its peer has been given up. */
+        {"RNDV_SCHEME", "get_zcopy"},
+        {"ZCOPY_THRESH", "auto"},
+        {"PROTO_ENABLE", "n"},
+        {"ADAPTIVE_PROGRESS", "y"},
+    };
+    return apply(table, VC_ARRAY_LEN(table), config_p, err);
 }
 
 vc_status_t vc_ucx_status(ucs_status_t status)

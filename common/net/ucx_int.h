@@ -21,15 +21,22 @@ struct vc_ucx_ep {
     bool failed;
 };
 
-struct vc_ucx {
+struct vc_ucx_shm {
     ucp_context_h context;
+    size_t rndv_threshold;
+};
+
+struct vc_ucx {
+    ucp_context_h context; /* over shared memory: of its vc_ucx_shm_t */
+    bool shm;
     ucp_worker_h worker;
     ucp_listener_h listener;
     ucp_mem_h memh;
     const uint8_t *region; /* [region, region + region_bytes) is memh */
     size_t region_bytes;
     size_t rndv_threshold;
-    int fd;
+    int fd, watched_fd;
+    vc_ucx_op_t *running; /* shm */
     vc_ucx_msg_fn on_msg;
     void *msg_arg;
     vc_ucx_request_fn on_request;
@@ -43,6 +50,9 @@ struct vc_ucx {
 
 vc_status_t vc_ucx_status(ucs_status_t status);
 
+/* ucx.c */
+vc_status_t vc_ucx_create_worker(vc_ucx_t *ucx, vc_err_t *err);
+
 /* ucx_addr.c */
 vc_status_t vc_ucx_resolve(const char *address, bool passive, struct sockaddr_storage *addr_p, socklen_t *len_p,
                            vc_err_t *err);
@@ -54,5 +64,6 @@ bool vc_ucx_have_rdma(void);
 
 /* ucx_config.c */
 vc_status_t vc_ucx_make_config(const vc_ucx_opts_t *opts, const char *devices, ucp_config_t **config_p, vc_err_t *err);
+vc_status_t vc_ucx_make_shm_config(size_t rndv_threshold, ucp_config_t **config_p, vc_err_t *err);
 
 #endif

@@ -85,7 +85,7 @@ static void raw_send(raw_t *r, const void *header, size_t header_bytes, size_t p
 {
     int i = r->n_ops++ % 64;
     memcpy(r->headers[i], header, header_bytes);
-    r->ops[i] = (vc_ucx_op_t){raw_done, r};
+    r->ops[i] = (vc_ucx_op_t){.done = raw_done, .arg = r};
     vc_ucx_send(r->ep, r->headers[i], header_bytes, payload > 0 ? r->buf : NULL, payload, &r->ops[i]);
 }
 

@@ -51,7 +51,7 @@ static void say_raw(liar_t *l, const void *header, size_t header_bytes, size_t p
 {
     int i = l->n_out++ % 64;
     memcpy(l->out[i].header, header, header_bytes);
-    l->out[i].op = (vc_ucx_op_t){liar_sent, l};
+    l->out[i].op = (vc_ucx_op_t){.done = liar_sent, .arg = l};
     vc_ucx_send(l->from, l->out[i].header, header_bytes, payload > 0 ? l->payload : NULL, payload, &l->out[i].op);
 }
 

@@ -63,7 +63,7 @@ static bool on_msg(void *arg, const vc_ucx_msg_t *msg)
         return true;
     }
     cr_assert(msg->bytes <= BIG);
-    s->op = (vc_ucx_op_t){on_done, s};
+    s->op = (vc_ucx_op_t){.done = on_done, .arg = s};
     vc_status_t st = vc_ucx_recv(s->ucx, msg->desc, s->buf, msg->bytes, &s->op);
     cr_assert(st == VC_OK);
     return true;
@@ -117,7 +117,7 @@ static void fill(uint8_t *p, size_t n, unsigned seed)
 
 static void send_one(side_t *from, const char *header, const void *data, size_t bytes, vc_ucx_op_t *op)
 {
-    *op = (vc_ucx_op_t){on_done, from};
+    *op = (vc_ucx_op_t){.done = on_done, .arg = from};
     cr_assert(vc_ucx_send(from->ep, header, strlen(header), data, bytes, op) == VC_OK);
 }
 

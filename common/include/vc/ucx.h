@@ -1,6 +1,7 @@
 /*
  * UCX for VeriCache: one context and one worker per vc_ucx_t, active messages of one id, sockaddr listener and
- * endpoints with error mode PEER (a dead peer is reported, a close by force takes back its requests).
+ * endpoints with error mode PEER (a dead peer is reported, a close by force takes back its requests). Shared memory has
+ * a context of its own, whose endpoints notice nothing: see the end.
  *
  * Owner: whoever drives vc_ucx_progress; calls on one vc_ucx_t must not overlap. Callbacks run inside vc_ucx_progress
  * or inside the call that started the operation; they may start operations, but not close endpoints or the vc_ucx_t.
@@ -36,6 +37,8 @@ int vc_ucx_fd(const vc_ucx_t *ucx); /* readable when there is something to progr
 bool vc_ucx_arm(vc_ucx_t *ucx);     /* false: progress first, events are pending */
 /* Progress until something happened, spinning shortly, then sleeping at most timeout_ms. */
 void vc_ucx_wait(vc_ucx_t *ucx, uint32_t timeout_ms);
+/* vc_ucx_wait also returns when this descriptor can be read; -1: none. Not owned. */
+void vc_ucx_watch(vc_ucx_t *ucx, int fd);
 /* Registers a region once; sends from and receives into it use the registration. One region per vc_ucx_t. */
 vc_status_t vc_ucx_register(vc_ucx_t *ucx, void *base, size_t bytes, vc_err_t *err);
 
@@ -60,13 +63,14 @@ typedef void (*vc_ucx_done_fn)(void *arg, vc_status_t status);
 typedef struct vc_ucx_op {
     vc_ucx_done_fn done;
     void *arg;
+    struct vc_ucx_op *next, **at; /* the module's: list of what runs over shared memory */
 } vc_ucx_op_t;
 /* op, header and data stay the caller's and unchanged until done ran, which may be inside this call. Error returned:
  * done never runs. */
 vc_status_t vc_ucx_send(vc_ucx_ep_t *ep, const void *header, size_t header_bytes, const void *data, size_t bytes,
-                        const vc_ucx_op_t *op);
+                        vc_ucx_op_t *op);
 /* Takes over desc, also on error. buf holds at least the message's bytes. Otherwise as send. */
-vc_status_t vc_ucx_recv(vc_ucx_t *ucx, void *desc, void *buf, size_t bytes, const vc_ucx_op_t *op);
+vc_status_t vc_ucx_recv(vc_ucx_t *ucx, void *desc, void *buf, size_t bytes, vc_ucx_op_t *op);
 void vc_ucx_release(vc_ucx_t *ucx, void *desc);
 
 /* ---- connections ---- */
@@ -86,6 +90,27 @@ vc_status_t vc_ucx_connect(vc_ucx_t *ucx, vc_ucx_error_fn on_error, void *arg, v
  * ran. Not inside a callback. */
 void vc_ucx_ep_close(vc_ucx_ep_t *ep, vc_ucx_done_fn done, void *arg);
 void *vc_ucx_ep_arg(const vc_ucx_ep_t *ep); /* arg of accept or connect */
+
+/* ---- shared memory ---- */
+/*
+ * posix shared memory for small messages, cma (process_vm_readv by the receiver) for large ones; error mode NONE, since
+ * UCX offers nothing else there. A peer that is gone is not noticed, and nothing can be taken back from it but by
+ * closing the whole vc_ucx_t: so a vc_ucx_t has one peer, whose life is watched by other means (vc/ucx_meet.h).
+ * vc_ucx_close ends every running operation (done runs, CANCELLED) without asking the peer. A stopped peer that wakes
+ * up after that may still read memory that was sent to it, but writes nothing here.
+ */
+typedef struct vc_ucx_shm vc_ucx_shm_t; /* the context; workers of it share the caller's thread rules one by one */
+#define VC_UCX_ADDRESS_MAX 1024u
+/* UNSUPPORTED: no shared memory on this machine or for this user. */
+vc_status_t vc_ucx_shm_open(size_t rndv_threshold, vc_ucx_shm_t **shm_p, vc_err_t *err);
+void vc_ucx_shm_close(vc_ucx_shm_t *shm); /* after every vc_ucx_t of it; NULL is fine */
+vc_status_t vc_ucx_shm_worker(vc_ucx_shm_t *shm, vc_ucx_t **ucx_p, vc_err_t *err);
+/* What the peer needs for its vc_ucx_shm_attach. RANGE when it does not fit. */
+vc_status_t vc_ucx_shm_address(vc_ucx_t *ucx, uint8_t address[VC_UCX_ADDRESS_MAX], size_t *len_p, vc_err_t *err);
+/* The peer, at the address that its own vc_ucx_shm_address gave. UCX trusts it: only from a process that could as well
+ * attach a debugger to this one. Once per vc_ucx_t; vc_ucx_ep_close is not for it, vc_ucx_close is. */
+vc_status_t vc_ucx_shm_attach(vc_ucx_t *ucx, const uint8_t *address, size_t len, void *arg, vc_ucx_ep_t **ep_p,
+                              vc_err_t *err);
 
 /* ---- addresses ---- */
 /* Splits and resolves nothing: true for 127/8, ::1 and "localhost". */
