@@ -17,6 +17,8 @@ void cs_dataplane_opts_default(cs_dataplane_opts_t *opts)
         .listen = "127.0.0.1:0",
         .peer_timeout_ms = 5000,
         .max_peers = 64,
+        .shm = true,
+        .max_shm_peers = 8,
         .window = 8,
         .put_window = 4,
         .rndv_threshold = 512u << 10,
@@ -244,6 +246,7 @@ static void tick(cs_dataplane_t *dp)
     if (read(dp->timer_fd, &expirations, sizeof(expirations)) < 0 && errno != EAGAIN)
         vc_log_warn("dataplane", "timer unreadable errno=%d", errno);
     dp->next_tick_us = vc_clock_now_us(vc_clock_system()) + DP_TICK_US;
+    dp->look_at_meet = true; /* a worker that never sleeps looks now and then */
     dp_peers_tick(dp);
     abandon_wakeup(dp, true);
     if (dp->starving)
@@ -261,7 +264,11 @@ static void note_drained(cs_dataplane_t *dp)
 static unsigned progress(void *arg)
 {
     cs_dataplane_t *dp = arg;
-    unsigned n = vc_ucx_progress(dp->ucx);
+    unsigned n = vc_ucx_progress(dp->ucx) + dp_shm_progress(dp);
+    if (dp->look_at_meet) {
+        dp->look_at_meet = false;
+        dp_shm_poll(dp);
+    }
     unsigned m = take_finished(dp);
     if (dp->timer_on && vc_clock_now_us(vc_clock_system()) >= dp->next_tick_us)
         tick(dp);
@@ -281,7 +288,7 @@ static bool arm(void *arg)
     cs_dataplane_t *dp = arg;
     if (dp->finished != NULL || dp->dirty)
         return false;
-    return vc_ucx_arm(dp->ucx);
+    return vc_ucx_arm(dp->ucx) && dp_shm_arm(dp);
 }
 
 /* ---- start and stop ---- */
@@ -318,6 +325,7 @@ static void begin_stop(void *arg)
 {
     cs_dataplane_t *dp = arg;
     vc_ucx_listen_stop(dp->ucx);
+    dp_shm_stop(dp);
     for (dp_peer_t *peer = dp->peers; peer != NULL; peer = peer->next)
         peer->doomed = true;
     dp->stopping = dp->dirty = true;
@@ -333,6 +341,7 @@ static void wait_for(cs_dataplane_t *dp, const bool *flag, bool value)
 
 static void destroy(cs_dataplane_t *dp)
 {
+    dp_shm_close(dp);
     vc_ucx_close(dp->ucx);
     if (dp->timer_fd >= 0)
         close(dp->timer_fd);
@@ -393,10 +402,12 @@ static vc_status_t open_ucx(cs_dataplane_t *dp, vc_err_t *err)
 
 static vc_status_t check_opts(const cs_dataplane_opts_t *opts, vc_err_t *err)
 {
-    if (opts->max_peers == 0 || opts->max_peers > 4096 || opts->window == 0 || opts->window > 1024 ||
-        opts->put_window == 0 || opts->put_window > 1024 || opts->peer_timeout_ms == 0 || opts->rndv_threshold == 0)
-        return vc_err_set(err, VC_ERR_RANGE,
-                          "data plane: peers 1..4096, windows 1..1024, timeout and threshold above 0");
+    if (opts->max_peers == 0 || opts->max_shm_peers == 0 || opts->max_shm_peers > 64 || opts->max_peers > 4096 ||
+        opts->window == 0 || opts->window > 1024 || opts->put_window == 0 || opts->put_window > 1024 ||
+        opts->peer_timeout_ms == 0 || opts->rndv_threshold == 0)
+        return vc_err_set(
+            err, VC_ERR_RANGE,
+            "data plane: peers 1..4096, of shared memory 1..64, windows 1..1024, timeout and threshold above 0");
     if (!opts->trust_data_network && !vc_ucx_address_is_loopback(opts->listen))
         return vc_err_set(err, VC_ERR_PERM,
                           "data plane: %s is not a loopback address; its traffic is neither encrypted nor "
@@ -415,7 +426,7 @@ vc_status_t cs_dataplane_start(const cs_dataplane_opts_t *opts, cs_dataplane_t *
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory for the data plane");
     dp->opts = *opts;
     dp->worker = cs_workers_get(opts->workers, 0);
-    dp->epoll_fd = dp->timer_fd = -1;
+    dp->epoll_fd = dp->timer_fd = dp->meet_fd = dp->meet_epoll_fd = -1;
     dp->finished_tail = &dp->finished;
     dp->waiting_tail = &dp->waiting;
     pthread_mutex_init(&dp->lock, NULL);
@@ -431,10 +442,13 @@ vc_status_t cs_dataplane_start(const cs_dataplane_opts_t *opts, cs_dataplane_t *
         destroy(dp);
         return st;
     }
+    vc_err_t why = {0};
+    if (opts->shm && dp_shm_open(dp, &why) != VC_OK)
+        vc_log_warn("dataplane", "no shared memory, clients on this machine use the network reason=\"%s\"", why.msg);
     post(dp, attach);
     wait_for(dp, &dp->attached, true);
-    vc_log_info("dataplane", "listening address=%s rndv_threshold=%u window=%u", dp->address, opts->rndv_threshold,
-                opts->window);
+    vc_log_info("dataplane", "listening address=%s shm=%s rndv_threshold=%u window=%u", dp->address,
+                dp->shm != NULL ? "on" : "off", opts->rndv_threshold, opts->window);
     *dp_p = dp;
     return VC_OK;
 }
@@ -451,16 +465,18 @@ void cs_dataplane_stop(cs_dataplane_t *dp)
 }
 
 const char *cs_dataplane_address(const cs_dataplane_t *dp) { return dp->address; }
+const char *cs_dataplane_shm_address(const cs_dataplane_t *dp) { return dp->shm_address; }
 
 void cs_dataplane_get_stats(const cs_dataplane_t *dp, cs_dataplane_stats_t *stats_p)
 {
     const dp_counters_t *c = &dp->counters;
 #define READ(name) .name = atomic_load_explicit(&c->name, memory_order_relaxed)
     *stats_p = (cs_dataplane_stats_t){
-        READ(peers_open),     READ(peers_total), READ(peers_refused),   READ(peers_lost), READ(peers_stalled),
-        READ(fetches),        READ(puts),        READ(records_sent),    READ(bytes_sent), READ(records_received),
-        READ(bytes_received), READ(bad_frames),  READ(unauthenticated), READ(stale),      READ(wire_corrupt),
-        READ(ops_in_flight),  READ(pins_held),
+        READ(peers_open),     READ(peers_total), READ(peers_refused),   READ(peers_lost),      READ(peers_stalled),
+        READ(fetches),        READ(puts),        READ(records_sent),    READ(bytes_sent),      READ(records_received),
+        READ(bytes_received), READ(bad_frames),  READ(unauthenticated), READ(stale),           READ(wire_corrupt),
+        READ(ops_in_flight),  READ(pins_held),   READ(shm_peers),       READ(shm_peers_total), READ(shm_refused),
+        READ(step_downs),
     };
 #undef READ
 }

@@ -24,6 +24,8 @@ typedef struct cs_dataplane_opts {
     bool trust_data_network;  /* without it only a loopback address is accepted */
     uint32_t peer_timeout_ms; /* default 5000 */
     uint32_t max_peers;       /* default 64 */
+    bool shm;                 /* offer shared memory to this user's processes on this machine; default true */
+    uint32_t max_shm_peers;   /* of max_peers, default 8: each has a UCX worker; more are told to use the network */
     uint32_t window;          /* records in flight to one peer, default 8 */
     uint32_t put_window;      /* records a peer may send ahead of the acknowledgements, default 4 */
     uint32_t rndv_threshold;  /* default 512 KiB */
@@ -44,6 +46,8 @@ vc_status_t cs_dataplane_start(const cs_dataplane_opts_t *opts, cs_dataplane_t *
 void cs_dataplane_stop(cs_dataplane_t *dp);
 /* "HOST:PORT" with the real port; lives as long as dp. */
 const char *cs_dataplane_address(const cs_dataplane_t *dp);
+/* Where clients on this machine find shared memory ("shm:NAME"); empty: it is not offered. Lives as long as dp. */
+const char *cs_dataplane_shm_address(const cs_dataplane_t *dp);
 
 typedef struct cs_dataplane_stats {
     uint64_t peers_open, peers_total, peers_refused;
@@ -51,12 +55,15 @@ typedef struct cs_dataplane_stats {
     uint64_t peers_stalled; /* closed by force after peer_timeout_ms */
     uint64_t fetches, puts; /* FETCH frames taken, records put */
     uint64_t records_sent, bytes_sent, records_received, bytes_received;
-    uint64_t bad_frames;      /* malformed, repeated, oversized, out of credit */
-    uint64_t unauthenticated; /* wrong token */
-    uint64_t stale;           /* lease of another start, or expired */
-    uint64_t wire_corrupt;    /* reported by receivers, or found in a put */
-    uint64_t ops_in_flight;   /* now: each holds a buffer or a view of a record */
-    uint64_t pins_held;       /* now */
+    uint64_t bad_frames;                 /* malformed, repeated, oversized, out of credit */
+    uint64_t unauthenticated;            /* wrong token */
+    uint64_t stale;                      /* lease of another start, or expired */
+    uint64_t wire_corrupt;               /* reported by receivers, or found in a put */
+    uint64_t ops_in_flight;              /* now: each holds a buffer or a view of a record */
+    uint64_t pins_held;                  /* now */
+    uint64_t shm_peers, shm_peers_total; /* of peers_open and peers_total: those over shared memory */
+    uint64_t shm_refused;                /* asked for shared memory and did not get it */
+    uint64_t step_downs;                 /* fetches of clients whose better path had failed */
 } cs_dataplane_stats_t;
 void cs_dataplane_get_stats(const cs_dataplane_t *dp, cs_dataplane_stats_t *stats_p);
 

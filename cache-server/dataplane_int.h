@@ -19,10 +19,12 @@
 #include "dataplane.h"
 #include "vc/frame.h"
 #include "vc/ucx.h"
+#include "vc/ucx_meet.h"
 
-#define DP_MAX_FETCHES 8u        /* at once, per peer */
-#define DP_MAX_CONTROL 16u       /* unsent control messages per peer; more means that it does not read */
-#define DP_TICK_US 50000u        /* how often peers are looked at for timeouts */
+#define DP_MAX_FETCHES 8u             /* at once, per peer */
+#define DP_MAX_CONTROL 16u            /* unsent control messages per peer; more means that it does not read */
+#define DP_SHM_RNDV_BYTES (64u << 10) /* over shared memory reading is cheap, copying twice is not */
+#define DP_TICK_US 50000u             /* how often peers are looked at for timeouts */
 #define DP_LAST_WORDS_US 250000u /* between an ERROR that ends a connection and its close, so that it can be read */
 
 typedef struct dp_peer dp_peer_t;
@@ -67,7 +69,10 @@ struct dp_fetch {
 struct dp_peer {
     cs_dataplane_t *dp;
     dp_peer_t *next;
-    vc_ucx_ep_t *ep; /* NULL once its close has begun */
+    vc_ucx_t *ucx;     /* the data plane's, or its own: NULL before it has one and after it was closed */
+    vc_ucx_t *own_ucx; /* over shared memory */
+    vc_ucx_ep_t *ep;   /* NULL once its close has begun */
+    int meet_fd;       /* -1: it came over the network */
     uint64_t id;
     dp_fetch_t *fetches;
     uint32_t n_fetches, n_records, n_puts, n_control; /* running; records: fetch operations */
@@ -76,6 +81,7 @@ struct dp_peer {
     uint32_t max_record_bytes;
     uint64_t progress_us; /* last completion, or start of the oldest silence */
     uint64_t condemned_us;
+    bool introduced; /* has sent its worker address */
     bool greeted, doomed, ep_closed;
     bool condemned; /* got its last words; whatever it sends is ignored */
 };
@@ -84,6 +90,7 @@ typedef struct dp_counters {
     _Atomic uint64_t peers_open, peers_total, peers_refused, peers_lost, peers_stalled;
     _Atomic uint64_t fetches, puts, records_sent, bytes_sent, records_received, bytes_received;
     _Atomic uint64_t bad_frames, unauthenticated, stale, wire_corrupt, ops_in_flight, pins_held;
+    _Atomic uint64_t shm_peers, shm_peers_total, shm_refused, step_downs;
 } dp_counters_t;
 
 /* Counters are for people; nothing is ordered by them. */
@@ -101,6 +108,10 @@ struct cs_dataplane {
     cs_dataplane_opts_t opts;
     cs_worker_t *worker;
     vc_ucx_t *ucx;
+    vc_ucx_shm_t *shm; /* NULL: not offered, like the next three */
+    int meet_fd, meet_epoll_fd;
+    char shm_address[VC_MEET_NAME_MAX];
+    bool look_at_meet;
     char address[128];
     int epoll_fd, timer_fd;
     dp_peer_t *peers;
@@ -128,7 +139,18 @@ cs_buf_t *dp_take_buffer(cs_dataplane_t *dp);                        /* NULL: th
 void dp_want_buffer(cs_dataplane_t *dp);                             /* the loop runs again when one is back */
 uint64_t dp_now(const cs_dataplane_t *dp);
 
+/* dataplane_shm.c */
+vc_status_t dp_shm_open(cs_dataplane_t *dp, vc_err_t *err);
+void dp_shm_stop(cs_dataplane_t *dp); /* nobody new */
+void dp_shm_close(cs_dataplane_t *dp);
+void dp_shm_poll(cs_dataplane_t *dp); /* who came, who is gone */
+unsigned dp_shm_progress(cs_dataplane_t *dp);
+bool dp_shm_arm(cs_dataplane_t *dp);
+void dp_shm_close_peer(dp_peer_t *peer);
+
 /* dataplane_peer.c */
+dp_peer_t *dp_peer_create(cs_dataplane_t *dp); /* NULL: too many, or no memory */
+void dp_peer_lost(dp_peer_t *peer);
 void dp_peer_request(void *arg, void *request);
 bool dp_peer_message(void *arg, const vc_ucx_msg_t *msg);
 /* Sends op->header (encoded from frame) and op's payload, if any. False: op was freed, peer is doomed. */

@@ -162,11 +162,8 @@ bool dp_peer_message(void *arg, const vc_ucx_msg_t *msg)
 
 /* ---- life and death ---- */
 
-static void on_peer_lost(void *arg, vc_ucx_ep_t *ep, vc_status_t status)
+void dp_peer_lost(dp_peer_t *peer)
 {
-    (void)ep;
-    (void)status;
-    dp_peer_t *peer = arg;
     if (peer->n_ops > peer->n_control || peer->n_fetches > 0) {
         DP_COUNT(peer->dp, peers_lost, 1);
         vc_log_info("dataplane", "peer lost id=%llu records_in_flight=%u", (unsigned long long)peer->id,
@@ -175,29 +172,45 @@ static void on_peer_lost(void *arg, vc_ucx_ep_t *ep, vc_status_t status)
     peer->doomed = peer->dp->dirty = true;
 }
 
-void dp_peer_request(void *arg, void *request)
+static void on_ep_lost(void *arg, vc_ucx_ep_t *ep, vc_status_t status)
 {
-    cs_dataplane_t *dp = arg;
-    dp->dirty = true;
-    dp_peer_t *peer = dp->n_peers < dp->opts.max_peers && !dp->stopping ? vc_calloc(1, sizeof(*peer)) : NULL;
-    if (peer == NULL) {
-        DP_COUNT(dp, peers_refused, 1);
-        vc_ucx_reject(dp->ucx, request);
-        return;
-    }
+    (void)ep;
+    (void)status;
+    dp_peer_lost(arg);
+}
+
+dp_peer_t *dp_peer_create(cs_dataplane_t *dp)
+{
+    dp_peer_t *peer = dp->n_peers < dp->opts.max_peers ? vc_calloc(1, sizeof(*peer)) : NULL;
+    if (peer == NULL)
+        return NULL;
     peer->dp = dp;
     peer->id = ++dp->next_peer_id;
+    peer->meet_fd = -1;
     peer->progress_us = dp_now(dp);
-    if (vc_ucx_accept(dp->ucx, request, on_peer_lost, peer, &peer->ep) != VC_OK) {
-        DP_COUNT(dp, peers_refused, 1);
-        vc_free(peer);
-        return;
-    }
     peer->next = dp->peers;
     dp->peers = peer;
     dp->n_peers++;
     DP_COUNT(dp, peers_total, 1);
     DP_COUNT(dp, peers_open, 1);
+    return peer;
+}
+
+void dp_peer_request(void *arg, void *request)
+{
+    cs_dataplane_t *dp = arg;
+    dp->dirty = true;
+    dp_peer_t *peer = dp->stopping ? NULL : dp_peer_create(dp);
+    if (peer == NULL) {
+        DP_COUNT(dp, peers_refused, 1);
+        vc_ucx_reject(dp->ucx, request);
+        return;
+    }
+    peer->ucx = dp->ucx;
+    if (vc_ucx_accept(dp->ucx, request, on_ep_lost, peer, &peer->ep) == VC_OK)
+        return;
+    DP_COUNT(dp, peers_refused, 1);
+    peer->doomed = peer->ep_closed = true;
 }
 
 static void on_closed(void *arg, vc_status_t status)
@@ -211,6 +224,10 @@ static void begin_close(dp_peer_t *peer)
 {
     dp_put_drop_waiting(peer);
     dp_fetch_stop_all(peer);
+    if (peer->meet_fd >= 0) {
+        dp_shm_close_peer(peer);
+        return;
+    }
     vc_ucx_ep_t *ep = peer->ep;
     peer->ep = NULL;
     vc_ucx_ep_close(ep, on_closed, peer);
@@ -220,7 +237,7 @@ void dp_peers_close_doomed(cs_dataplane_t *dp)
 {
     for (dp_peer_t **at = &dp->peers; *at != NULL;) {
         dp_peer_t *peer = *at;
-        if (peer->doomed && peer->ep != NULL)
+        if (peer->doomed && (peer->ep != NULL || peer->meet_fd >= 0))
             begin_close(peer);
         if (!peer->ep_closed || peer->n_ops > 0) {
             at = &peer->next;

@@ -18,7 +18,7 @@ static void receive(dp_op_t *op)
     op->stage = DP_RECEIVING;
     op->ucx = (vc_ucx_op_t){.done = on_received, .arg = op};
     dp_peer_note_start(op->peer);
-    vc_status_t st = vc_ucx_recv(op->dp->ucx, desc, op->buf->data, op->bytes, &op->ucx);
+    vc_status_t st = vc_ucx_recv(op->peer->ucx, desc, op->buf->data, op->bytes, &op->ucx);
     if (st != VC_OK)
         dp_op_finished(op, st);
 }
@@ -80,7 +80,7 @@ void dp_put_drop_waiting(dp_peer_t *peer)
             continue;
         }
         *at = op->next;
-        vc_ucx_release(dp->ucx, op->desc);
+        vc_ucx_release(peer->ucx, op->desc);
         dp_op_free(op);
     }
 }

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "data_int.h"
 #include "vc/clock.h"
@@ -127,11 +128,19 @@ vc_status_t data_send_control(vc_data_t *d, const vc_frame_t *frame, uint32_t id
     }
 }
 
+/* Shared memory itself never tells that the other side is gone. */
+static void look_at_server(vc_data_t *d)
+{
+    if (d->broken == VC_OK && d->meet_fd >= 0 && vc_meet_is_over(d->meet_fd))
+        data_break(d, VC_ERR_UNREACHABLE, "the server is gone or has ended the connection");
+}
+
 vc_status_t data_wait(vc_data_t *d, uint32_t idle_ms, vc_err_t *err)
 {
     uint64_t limit = (uint64_t)idle_ms * 1000, quiet = data_now_us() - d->progress_us;
     if (d->broken == VC_OK && quiet < limit)
         vc_ucx_wait(d->ucx, (uint32_t)((limit - quiet + 999) / 1000));
+    look_at_server(d);
     if (d->broken == VC_OK && data_now_us() - d->progress_us >= limit)
         data_break(d, VC_ERR_TIMEOUT, "no progress for %u ms", idle_ms);
     if (d->broken != VC_OK && err != NULL)
@@ -144,6 +153,11 @@ vc_status_t data_wait(vc_data_t *d, uint32_t idle_ms, vc_err_t *err)
 void data_drop(vc_data_t *d)
 {
     vc_ucx_close(d->ucx); /* every transfer has ended when this returns */
+    vc_ucx_shm_close(d->shm);
+    if (d->meet_fd >= 0)
+        close(d->meet_fd);
+    d->shm = NULL;
+    d->meet_fd = -1;
     vc_free(d->region);
     d->ucx = NULL;
     d->ep = NULL;
@@ -185,21 +199,69 @@ static vc_status_t greet(vc_data_t *d, vc_err_t *err)
     return st;
 }
 
-vc_status_t data_ensure(vc_data_t *d, vc_err_t *err)
+static vc_status_t connect_net(vc_data_t *d, vc_err_t *err)
 {
-    if (d->ucx != NULL) /* what happened since the last call shows now */
-        for (int i = 0; i < 8 && vc_ucx_progress(d->ucx) != 0; i++)
-            ;
-    if (d->ucx != NULL && d->broken == VC_OK)
-        return VC_OK;
-    data_drop(d);
     vc_ucx_opts_t opts = {.address = d->address, .rndv_threshold = DATA_RNDV_BYTES};
     vc_status_t st = vc_ucx_open(&opts, &d->ucx, err);
     if (st != VC_OK)
         return st;
     vc_ucx_set_handler(d->ucx, on_message, d);
     d->progress_us = data_now_us();
-    st = vc_ucx_connect(d->ucx, on_lost, d, &d->ep, err);
+    return vc_ucx_connect(d->ucx, on_lost, d, &d->ep, err);
+}
+
+/* Both sides say where their worker is. The socket stays open: its end is the other side's. */
+static vc_status_t introduce(vc_data_t *d, vc_err_t *err)
+{
+    vc_meet_msg_t msg = {.status = VC_OK};
+    vc_status_t st = vc_ucx_shm_address(d->ucx, msg.address, &msg.address_bytes, err);
+    if (st != VC_OK)
+        return st;
+    st = vc_meet_send(d->meet_fd, &msg);
+    if (st == VC_OK)
+        st = vc_meet_recv(d->meet_fd, d->opts.connect_ms, &msg);
+    if (st == VC_OK)
+        st = msg.status;
+    if (st == VC_ERR_AGAIN || st == VC_ERR_UNREACHABLE)
+        return vc_err_set(err, VC_ERR_UNREACHABLE, "data plane %s: no answer within %u ms", d->address,
+                          d->opts.connect_ms);
+    if (st != VC_OK)
+        return vc_err_set(err, st, "data plane %s: the server does not share memory: %s", d->address,
+                          vc_status_text(st));
+    return vc_ucx_shm_attach(d->ucx, msg.address, msg.address_bytes, d, &d->ep, err);
+}
+
+static vc_status_t connect_shm(vc_data_t *d, vc_err_t *err)
+{
+    vc_status_t st = vc_meet_dial(d->address, &d->meet_fd, err);
+    if (st == VC_OK)
+        st = vc_ucx_shm_open(DATA_SHM_RNDV_BYTES, &d->shm, err);
+    if (st == VC_OK)
+        st = vc_ucx_shm_worker(d->shm, &d->ucx, err);
+    if (st == VC_OK)
+        st = introduce(d, err);
+    if (st != VC_OK) {
+        data_drop(d);
+        return st;
+    }
+    vc_ucx_set_handler(d->ucx, on_message, d);
+    vc_ucx_watch(d->ucx, d->meet_fd);
+    d->progress_us = data_now_us();
+    return VC_OK;
+}
+
+vc_status_t data_ensure(vc_data_t *d, vc_err_t *err)
+{
+    if (d->ucx != NULL) /* what happened since the last call shows now */
+        for (int i = 0; i < 8 && vc_ucx_progress(d->ucx) != 0; i++)
+            ;
+    if (d->ucx != NULL)
+        look_at_server(d);
+    if (d->ucx != NULL && d->broken == VC_OK)
+        return VC_OK;
+    data_drop(d);
+    bool shm = strncmp(d->address, VC_MEET_PREFIX, strlen(VC_MEET_PREFIX)) == 0;
+    vc_status_t st = shm ? connect_shm(d, err) : connect_net(d, err);
     if (st == VC_OK)
         st = greet(d, err);
     if (st == VC_OK)
@@ -226,6 +288,7 @@ vc_status_t vc_data_connect(const char *address, const vc_data_opts_t *opts, vc_
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory for a data-plane connection");
     d->opts = *opts;
     d->opts.max_record_bytes &= ~(size_t)(VC_KVREC_ALIGN - 1);
+    d->meet_fd = -1;
     d->put_first = 1; /* no put: an empty range */
     memcpy(d->address, address, strlen(address) + 1);
     pthread_mutex_init(&d->lock, NULL);

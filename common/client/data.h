@@ -32,8 +32,10 @@ typedef struct vc_data_stats {
     uint64_t absent;         /* blocks the server answered with a status instead of bytes */
 } vc_data_stats_t;
 
-/* address: "HOST:PORT" of the server's UCX listener, as Lookup and BeginRegister return it. Connects at once, within
- * connect_ms; UNREACHABLE otherwise. */
+/* address: "HOST:PORT" of the server's UCX listener, or "shm:NAME" for shared memory with a server of the same user on
+ * this machine, as Lookup and BeginRegister return them. Connects at once, within connect_ms; UNREACHABLE otherwise. Of
+ * a name also: NOT_FOUND (not on this machine), PERM (another user's), BUSY (the server shares with enough others),
+ * UNSUPPORTED. */
 vc_status_t vc_data_connect(const char *address, const vc_data_opts_t *opts, vc_data_t **data_p, vc_err_t *err);
 void vc_data_close(vc_data_t *data); /* NULL is fine; no call may be running */
 const char *vc_data_address(const vc_data_t *data);

@@ -9,10 +9,12 @@
 #include "vc/frame.h"
 #include "vc/kvrec.h"
 #include "vc/ucx.h"
+#include "vc/ucx_meet.h"
 
 #define DATA_MAX_SLOTS 64u
 #define DATA_N_CONTROL 32u
 #define DATA_RNDV_BYTES (512u << 10)
+#define DATA_SHM_RNDV_BYTES (64u << 10)
 
 typedef enum { SLOT_FREE, SLOT_RECEIVING, SLOT_READY, SLOT_SENDING } data_slot_state_t;
 
@@ -44,6 +46,8 @@ struct vc_data {
     /* the connection; ucx is NULL while there is none */
     vc_ucx_t *ucx;
     vc_ucx_ep_t *ep;
+    vc_ucx_shm_t *shm; /* over shared memory, with the socket that shows the server's end */
+    int meet_fd;
     bool welcome;
     uint64_t boot_id;
     uint32_t put_window;

@@ -251,7 +251,7 @@ static void with_dying_peer(void (*play)(side_t *client), bool close_instead)
     const char *address = vc_ucx_listen_address(server.ucx);
     cr_assert(write(pipe_fd[1], address, strlen(address)) > 0);
     until(&server, NULL, &server.n_msgs, 1);
-    vc_ucx_op_t op, recv_op = {on_done, &server};
+    vc_ucx_op_t op, recv_op = {.done = on_done, .arg = &server};
     send_one(&server, "go silent", NULL, 0, &op);
     until(&server, NULL, &server.n_done, 1);
     kill(pid, SIGSTOP); /* it no longer answers, so the receive stays open */
