@@ -223,6 +223,19 @@ typedef struct cs_prefix_info {
 } cs_prefix_info_t;
 vc_status_t cs_store_list_prefixes(cs_store_t *store, bool by_bytes, uint32_t limit, cs_prefix_info_t *out,
                                    uint32_t *n_p);
+/* What is leased now, by the time since the lookup that gave the lease. */
+#define CS_LEASE_AGES 6
+typedef struct cs_lease_report {
+    uint32_t n_leases;
+    uint64_t n_bytes; /* of the records that they hold; one that several hold counts for each */
+    uint64_t oldest_ms;
+    struct {
+        uint32_t below_s; /* 0: all older ones */
+        uint32_t n_leases;
+        uint64_t n_bytes;
+    } ages[CS_LEASE_AGES];
+} cs_lease_report_t;
+void cs_store_lease_report(cs_store_t *store, cs_lease_report_t *report_p);
 /* Expired leases and uploads; called by the maintenance thread, and by tests after stepping the clock. */
 void cs_store_tick(cs_store_t *store);
 

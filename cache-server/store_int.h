@@ -6,6 +6,7 @@
  *   store_recover.c  from catalog rows and files to the state in memory
  *   store_names.c    keyspaces, columns, prefixes, ghosts, removing an entry from all of them
  *   store_lookup.c   lookup, leases, pins
+ *   store_report.c   what is leased, for people
  *   store_read.c     reads and their checks
  *   store_scrub.c    the background re-read
  *   store_upload.c   begin, put, abort, expiry
@@ -66,7 +67,7 @@ typedef struct cs_hold { /* an object kept from eviction; valid while its segmen
 } cs_hold_t;
 
 typedef struct cs_lease {
-    uint64_t id, expires_us, bytes;
+    uint64_t id, expires_us, created_us, bytes;
     cs_token_t token;
     uint32_t first[CS_MAX_FIDELITIES], n[CS_MAX_FIDELITIES]; /* into holds */
     uint16_t columns[CS_MAX_FIDELITIES];

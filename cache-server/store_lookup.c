@@ -111,7 +111,8 @@ static vc_status_t make_lease(cs_store_t *s, const found_t *found, const vc_dige
         return VC_ERR_BUSY;
     }
     randombytes_buf(&lease->token, sizeof(lease->token));
-    lease->expires_us = cs_now_us(s) + (uint64_t)s->opts.lease_ms * 1000;
+    lease->created_us = cs_now_us(s);
+    lease->expires_us = lease->created_us + (uint64_t)s->opts.lease_ms * 1000;
     for (uint32_t f = 0; f < n_fid; f++) {
         lease->first[f] = lease->n_holds;
         lease->n[f] = r->n_blocks[f];

@@ -193,3 +193,30 @@ Test(store_leases, a_store_full_of_leased_objects_refuses_puts_and_recovers)
     cr_assert_eq(fx_register(&fx, 5000, 0, 30, FX_FULL), VC_OK);
     fx_fini(&fx);
 }
+
+Test(store_leases, report_tells_what_is_leased_by_age)
+{
+    fx_t fx;
+    cs_lookup_result_t r;
+    cs_lease_report_t report;
+    fx_init(&fx, 2);
+    cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
+    cr_assert_eq(fx_register(&fx, 1, 0, 4, FX_FULL), VC_OK);
+    cr_assert_eq(fx_lookup(&fx, 1, 4, true, &r), VC_OK);
+    vc_fake_clock_advance(&fx.clock, 12000000);
+    cr_assert_eq(fx_lookup(&fx, 1, 2, true, &r), VC_OK);
+    vc_fake_clock_advance(&fx.clock, 500000);
+    cs_store_lease_report(fx.store, &report);
+    cr_assert_eq(report.n_leases, 2);
+    cr_assert_eq(report.n_bytes, 6 * 3 * 4096);
+    cr_assert_eq(report.oldest_ms, 12500);
+    cr_assert_eq(report.ages[0].below_s, 1);
+    cr_assert_eq(report.ages[0].n_leases, 1);
+    cr_assert_eq(report.ages[0].n_bytes, 2 * 3 * 4096);
+    cr_assert_eq(report.ages[2].below_s, 60);
+    cr_assert_eq(report.ages[2].n_leases, 1);
+    vc_fake_clock_advance(&fx.clock, 29000000); /* the older one has expired, whether or not a tick saw it */
+    cs_store_lease_report(fx.store, &report);
+    cr_assert_eq(report.n_leases, 1);
+    fx_fini(&fx);
+}
