@@ -61,6 +61,10 @@ void cs_segdir_close(cs_segdir_t *dir)
     vc_free(dir);
 }
 
+int cs_segdir_fd(const cs_segdir_t *dir) { return dir->fd; }
+
+void cs_segdir_set_writable(cs_segdir_t *dir) { dir->readonly = false; }
+
 static void name_of(uint32_t number, char name[16])
 {
     snprintf(name, 16, "%08u.seg", number % (CS_SEGMENT_MAX_NUMBER + 1));
@@ -207,6 +211,25 @@ vc_status_t cs_segment_open(cs_segdir_t *dir, uint32_t number, cs_segment_t *seg
                                 .state = CS_SEGMENT_FREE,
                                 .tail = CS_SEGMENT_HEADER_BYTES,
                                 .first_entry = UINT32_MAX};
+    return VC_OK;
+}
+
+vc_status_t cs_segment_reopen(cs_segdir_t *dir, cs_segment_t *segment, vc_err_t *err)
+{
+    char name[16];
+    int flags = fcntl(segment->fd, F_GETFL);
+    if (flags < 0 || (flags & O_ACCMODE) == O_RDWR)
+        return VC_OK;
+    name_of(segment->number, name);
+    int fd = open_file(dir, name, O_RDWR);
+    if (fd < 0 || dup3(fd, segment->fd, O_CLOEXEC) < 0) {
+        vc_status_t status = vc_status_from_errno(errno);
+        vc_err_set(err, status, "cannot open segment %s for writing: %s", name, strerror(errno));
+        if (fd >= 0)
+            close(fd);
+        return status;
+    }
+    close(fd);
     return VC_OK;
 }
 

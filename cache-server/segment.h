@@ -56,6 +56,9 @@ uint64_t cs_segment_file_bytes(uint64_t capacity_bytes, uint64_t max_record_byte
 /* Makes data_dir/segments where missing (not when readonly). */
 vc_status_t cs_segdir_open(const char *data_dir, bool readonly, cs_segdir_t **dir_p, vc_err_t *err);
 void cs_segdir_close(cs_segdir_t *dir);
+int cs_segdir_fd(const cs_segdir_t *dir); /* of the directory */
+/* A directory opened read-only takes new files from now on. */
+void cs_segdir_set_writable(cs_segdir_t *dir);
 /* Calls fn for every segment file there is. Names of another form are left alone. */
 vc_status_t cs_segdir_list(cs_segdir_t *dir, void (*fn)(void *arg, uint32_t number, uint64_t bytes), void *arg,
                            vc_err_t *err);
@@ -65,6 +68,8 @@ vc_status_t cs_segment_create(cs_segdir_t *dir, uint32_t number, uint32_t versio
                               cs_segment_t *segment_p, vc_err_t *err);
 /* Opens an existing file; the state is FREE and the version 0 until the caller knows better. */
 vc_status_t cs_segment_open(cs_segdir_t *dir, uint32_t number, cs_segment_t *segment_p, vc_err_t *err);
+/* A file opened read-only becomes writable under the same descriptor; reads under way are not disturbed. */
+vc_status_t cs_segment_reopen(cs_segdir_t *dir, cs_segment_t *segment, vc_err_t *err);
 void cs_segment_close(cs_segment_t *segment);
 /* Closes and unlinks; the directory is synced. */
 vc_status_t cs_segment_remove(cs_segdir_t *dir, cs_segment_t *segment, vc_err_t *err);

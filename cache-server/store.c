@@ -142,6 +142,8 @@ vc_status_t cs_writable(const cs_store_t *s, vc_err_t *err)
 {
     if (s->readonly)
         return vc_err_set(err, VC_ERR_READONLY, "the store is open read-only");
+    if (s->is_lost)
+        return vc_err_set(err, VC_ERR_READONLY, "the data directory %s is gone or was replaced", s->data_dir);
     if (s->no_space)
         return vc_err_set(err, VC_ERR_NOSPACE, "the disk of %s is full", s->data_dir);
     if (s->is_degraded)
@@ -352,10 +354,8 @@ static void *tick_main(void *arg)
 static vc_status_t start_threads(cs_store_t *s, vc_err_t *err)
 {
     int rc = 0;
-    if (!s->readonly) {
-        rc = pthread_create(&s->commit_thread, NULL, cs_commit_main, s);
-        s->has_commit_thread = rc == 0;
-    }
+    rc = pthread_create(&s->commit_thread, NULL, cs_commit_main, s); /* of a read-only store too: it may come back */
+    s->has_commit_thread = rc == 0;
     if (rc == 0 && !s->opts.no_maintenance_thread) {
         rc = pthread_create(&s->scrub_thread, NULL, cs_scrub_main, s);
         s->has_scrub_thread = rc == 0;
@@ -417,6 +417,8 @@ vc_status_t cs_store_open(const cs_store_opts_t *opts, cs_store_t **store_p, vc_
         return vc_err_set(err, VC_ERR_NOMEM, "no memory for the store");
     s->opts = *opts;
     s->lock_fd = -1;
+    cs_steady_init(&s->steady, opts->clock);
+    s->opts.clock = &s->steady.clock;
     s->data_dir = vc_strdup(opts->data_dir);
     init_sync(s);
     status = open_steps(s, err);
@@ -490,7 +492,7 @@ void cs_store_close(cs_store_t *s)
         return;
     wait_until_idle(s);
     end_clients(s);
-    if (s->catalog && !s->readonly && !s->no_space && !s->is_degraded) {
+    if (s->catalog && !s->readonly && !s->no_space && !s->is_degraded && !s->is_lost) {
         vc_err_t err;
         if (cs_catalog_flush(s->catalog, &err) != VC_OK)
             vc_log_warn("store", "flush at close failed reason=\"%s\"", err.msg);
@@ -505,6 +507,7 @@ void cs_store_close(cs_store_t *s)
     pthread_cond_destroy(&s->scrub_work);
     pthread_cond_destroy(&s->idle);
     pthread_mutex_destroy(&s->mu);
+    cs_steady_fini(&s->steady);
     vc_free(s);
 }
 
@@ -543,7 +546,7 @@ void cs_store_get_stats(cs_store_t *s, cs_store_stats_t *stats_p)
     stats_p->capacity_bytes = s->opts.capacity_bytes;
     stats_p->used_bytes = s->segments_total_bytes + s->ballast_bytes + s->catalog_bytes;
     stats_p->n_segments = s->n_segments;
-    stats_p->readonly = s->readonly || s->no_space || s->is_degraded;
+    stats_p->readonly = s->readonly || s->no_space || s->is_degraded || s->is_lost;
     cs_unlock(s);
 }
 

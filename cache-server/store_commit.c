@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "fault_file.h"
+#include "store_health.h"
 #include "store_int.h"
 #include "vc/log.h"
 #include "vc/mem.h"
@@ -46,7 +47,7 @@ static void sync_touched(cs_store_t *s, uint8_t *touched, uint32_t n)
             continue;
         }
         vc_status_t status = VC_OK;
-        if (s->opts.rocksdb_sync && cs_file_fdatasync("commit.sync", segment->fd) != 0)
+        if (s->opts.rocksdb_sync && cs_health_sync(segment->fd) != 0)
             status = vc_status_from_errno(errno);
         if (status == VC_OK)
             continue;
@@ -235,8 +236,8 @@ static void settle_upload(cs_store_t *s, cs_upload_t *upload)
         s->stats.commits++;
     }
     upload->prefix = 0;
-    /* Without room or memory the data is still there, and the client may try again. */
-    if (upload->status == VC_ERR_NOSPACE || upload->status == VC_ERR_NOMEM) {
+    /* The data is still there, and the client may try again when there is room, memory or a writable disk. */
+    if (upload->status == VC_ERR_NOSPACE || upload->status == VC_ERR_NOMEM || upload->status == VC_ERR_READONLY) {
         upload->state = CS_UPLOAD_OPEN;
     } else {
         upload->state = CS_UPLOAD_DEAD;
@@ -273,6 +274,9 @@ static vc_status_t write_batch(cs_store_t *s, vc_err_t *err)
     (void)cs_fault_hit("commit.before_write");
     vc_status_t status = cs_catalog_write(s->catalog, s->opts.rocksdb_sync, err);
     (void)cs_fault_hit("commit.after_write");
+    /* RocksDB goes on writing to files that were unlinked or moved away: what a restart would not find is no commit. */
+    if (status == VC_OK && !cs_health_is_ours(s))
+        status = vc_err_set(err, VC_ERR_IO, "the data directory %s is gone or was replaced", s->data_dir);
     return status;
 }
 
@@ -379,7 +383,7 @@ static void make_spare(cs_store_t *s)
 
 static bool has_work(const cs_store_t *s)
 {
-    bool can_write = !s->no_space && !s->is_degraded;
+    bool can_write = !s->no_space && !s->is_degraded && !s->readonly && !s->is_lost;
     return s->commits || s->waiting || s->recheck || (can_write && (s->n_drops > 0 || s->want_spare));
 }
 
@@ -394,7 +398,9 @@ static cs_upload_t *take_commits(cs_store_t *s)
 
 static void turn(cs_store_t *s, cs_upload_t *commits, bool has_drops)
 {
-    vc_status_t status = cs_space_check(s);
+    vc_status_t status = cs_health_check(s);
+    if (status == VC_OK)
+        status = cs_space_check(s);
     if (status != VC_OK)
         set_status(commits, status == VC_ERR_IO ? VC_ERR_NOSPACE : status);
     else if (commits || has_drops)

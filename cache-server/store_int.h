@@ -10,6 +10,7 @@
  *   store_read.c     reads and their checks
  *   store_scrub.c    the background re-read
  *   store_upload.c   begin, put, abort, expiry
+ *   store_health.c   is the data directory ours and writable; the way back from read-only
  *   store_commit.c   the commit thread: group commit, catalog deletes, room for waiting puts
  *   store_space.c    budget, ballast, low-water mark, eviction, recycling
  */
@@ -22,6 +23,7 @@
 #include "evict.h"
 #include "index.h"
 #include "segment.h"
+#include "steady.h"
 #include "store.h"
 #include "store_scrub.h"
 #include "uring.h"
@@ -145,8 +147,11 @@ struct cs_store {
     char *data_dir;
     int lock_fd;
     uint64_t boot_id, generation;
-    bool readonly;     /* set before the threads start, never changed */
-    bool is_disk_full; /* at start, even without the ballast; as readonly */
+    /* Changed by the commit thread only, under mu; whoever reads it without learns it a moment later. */
+    _Atomic bool readonly;
+    bool is_disk_full;  /* at start, even without the ballast */
+    bool is_lost;       /* the path does not lead to our files any more; commit thread, under mu */
+    cs_steady_t steady; /* opts.clock */
     pthread_mutex_t mu;
     pthread_cond_t commit_work, tick_work, scrub_work, idle;
     pthread_t commit_thread, tick_thread, scrub_thread;

@@ -30,8 +30,7 @@ bool cs_drop_corrupt(cs_store_t *s, const cs_pin_t *pin)
     if (is_there) {
         cs_entry_drop(s, id, CS_MISS_CORRUPT);
         s->stats.corrupt_disk++;
-        if (!s->readonly)
-            cs_queue_drop(s, &pin->key);
+        cs_queue_drop(s, &pin->key);
     }
     cs_unlock(s);
     return is_there;

@@ -101,8 +101,7 @@ static void on_object(void *arg, const cs_object_row_t *row)
         r->n_bad++;
         if (column != CS_NO_NAME)
             cs_ghost_add(s, column, &row->key.hash, CS_MISS_CORRUPT);
-        if (!s->readonly)
-            cs_queue_drop(s, &row->key);
+        cs_queue_drop(s, &row->key);
         return;
     }
     if (r->status != VC_OK || (r->status = cs_index_reserve(s->index, 1)) != VC_OK)

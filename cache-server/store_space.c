@@ -42,7 +42,7 @@ uint64_t cs_segments_budget(const cs_store_t *s)
 uint64_t cs_disk_free(const cs_store_t *s)
 {
     struct statvfs fs;
-    if (statvfs(s->data_dir, &fs) != 0)
+    if (fstatvfs(s->lock_fd, &fs) != 0) /* the disk that holds our files, wherever the path leads meanwhile */
         return 0;
     return (uint64_t)fs.f_bavail * fs.f_frsize;
 }

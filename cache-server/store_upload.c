@@ -347,7 +347,8 @@ static void put_done(cs_io_t *io, vc_status_t status)
     if (status != VC_OK)
         vc_log_error("store", "write failed status=%s offset=%llu bytes=%u", vc_status_name(status),
                      (unsigned long long)io->offset, io->bytes);
-    op->done(op->arg, status == VC_OK || status == VC_ERR_NOSPACE ? status : VC_ERR_IO);
+    bool is_told = status == VC_OK || status == VC_ERR_NOSPACE || status == VC_ERR_READONLY;
+    op->done(op->arg, is_told ? status : VC_ERR_IO);
     cs_lock(s);
     cs_op_put(s, op);
     cs_unlock(s);
