@@ -32,6 +32,7 @@ struct cs_catalog {
     rocksdb_readoptions_t *read;
     rocksdb_flushoptions_t *flush;
     uint64_t generation;
+    uint32_t format; /* 0: a new one */
     bool readonly;
 };
 
@@ -92,6 +93,7 @@ static vc_status_t read_meta(cs_catalog_t *catalog, vc_err_t *err)
         return status;
     uint32_t format = value && len == 4 ? vc_le32(value) : 0;
     bool is_new = !value;
+    catalog->format = format;
     rocksdb_free(value);
     if (!is_new && format != CS_CATALOG_FORMAT)
         return vc_err_set(err, VC_ERR_UNSUPPORTED, "the data directory has format %u, this program reads format %u",
@@ -233,6 +235,8 @@ void cs_catalog_close(cs_catalog_t *catalog)
 }
 
 uint64_t cs_catalog_generation(const cs_catalog_t *catalog) { return catalog->generation; }
+
+uint32_t cs_catalog_format(const cs_catalog_t *catalog) { return catalog->format; }
 
 /* ---- rows ---- */
 

@@ -110,7 +110,8 @@ vc_status_t cs_config_load(cs_config_t *config, int argc, char **argv, char **en
         printf("vericache-server %s\n", VC_VERSION);
     } else if (vc_config_wants_help(config->parsed)) {
         printf("vericache-server: stores prefix KV of language models, full and compressed.\n"
-               "usage: vericache-server --data-dir DIR [options]\n\n");
+               "usage: vericache-server --data-dir DIR [options]\n"
+               "       vericache-server verify --data-dir DIR [--json]   checks a directory that no server holds\n\n");
         vc_config_print_help(config->table, stdout);
     } else if (vc_config_wants_print(config->parsed)) {
         vc_config_print_values(config->table, config->parsed, stdout);

@@ -1,12 +1,14 @@
-/* vericache-server: arguments and signals. */
+/* vericache-server: arguments and signals. `vericache-server verify` is the offline check (verify.h). */
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "config.h"
 #include "server.h"
 #include "vc/log.h"
+#include "verify.h"
 
 /* Blocked in every thread from the start: the main thread collects them with sigwait. */
 static void block_signals(sigset_t *set)
@@ -25,6 +27,8 @@ int main(int argc, char **argv)
     cs_config_t config;
     cs_server_t *server = NULL;
     int got = 0;
+    if (argc > 1 && strcmp(argv[1], "verify") == 0)
+        return cs_verify_main(argc - 1, argv + 1, stdout, stderr);
     block_signals(&signals);
     vc_status_t st = cs_config_load(&config, argc, argv, environ, &err);
     if (st != VC_OK) {

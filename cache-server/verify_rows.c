@@ -1,0 +1,137 @@
+/* What the catalog says: every row is read, decoded and compared with the rows that it names. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "index.h"
+#include "vc/mem.h"
+#include "verify_int.h"
+
+static const verify_keyspace_t *find_keyspace(const verify_t *v, const vc_digest_t *id)
+{
+    const verify_keyspace_t *all = v->keyspaces.items;
+    size_t low = 0, high = v->keyspaces.n; /* the catalog hands them out in order */
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        int order = memcmp(&all[mid].id, id, sizeof(*id));
+        if (order == 0)
+            return &all[mid];
+        if (order < 0)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return NULL;
+}
+
+static void on_segment(void *arg, const cs_segment_row_t *row)
+{
+    verify_t *v = arg;
+    (void)cs_verify_add(v, &v->segments, row, sizeof(*row));
+    if (row->bytes < CS_SEGMENT_HEADER_BYTES || row->bytes % 4096 != 0 || row->number > CS_SEGMENT_MAX_NUMBER ||
+        row->version == 0)
+        cs_verify_found(v, CS_VERIFY_ROW, "segment %u: a size of %llu bytes and version %u are none that are written",
+                        row->number, (unsigned long long)row->bytes, row->version);
+}
+
+static void on_keyspace(void *arg, const vc_digest_t *id, const vc_keyspace_t *ks)
+{
+    verify_t *v = arg;
+    verify_keyspace_t keyspace = {*id, ks->shape};
+    (void)cs_verify_add(v, &v->keyspaces, &keyspace, sizeof(keyspace));
+}
+
+/* Where the head holds the whole chain, its tip can be computed. */
+static bool tip_holds(const cs_prefix_row_t *row, const verify_keyspace_t *ks)
+{
+    vc_digest_t hashes[CS_HEAD_TOKENS];
+    if ((uint64_t)row->n_blocks * ks->shape.block_tokens != row->n_head_tokens)
+        return row->n_head_tokens < (uint64_t)row->n_blocks * ks->shape.block_tokens;
+    vc_block_chain(&row->keyspace, row->head_tokens, row->n_head_tokens, ks->shape.block_tokens, hashes);
+    return memcmp(&hashes[row->n_blocks - 1], &row->tip, sizeof(row->tip)) == 0;
+}
+
+static void on_prefix(void *arg, const cs_prefix_row_t *row)
+{
+    verify_t *v = arg;
+    const verify_keyspace_t *ks = find_keyspace(v, &row->keyspace);
+    (void)cs_verify_add(v, &v->prefixes, &row->id, sizeof(row->id));
+    if (!ks)
+        cs_verify_found(v, CS_VERIFY_REFERENCE, "prefix %u: its keyspace is not there", row->id);
+    else if (row->id == 0 || row->n_blocks == 0 || row->n_blocks > CS_INDEX_MAX_BLOCKS || !tip_holds(row, ks))
+        cs_verify_found(v, CS_VERIFY_ROW, "prefix %u: %u blocks and %u tokens do not make its tip", row->id,
+                        row->n_blocks, row->n_head_tokens);
+}
+
+static void on_object(void *arg, const cs_object_row_t *row)
+{
+    verify_t *v = arg;
+    (void)cs_verify_add(v, &v->objects, row, sizeof(*row));
+    v->report->objects++;
+    v->report->object_bytes += row->bytes;
+}
+
+static void on_bad(void *arg, const char *kind)
+{
+    verify_t *v = arg;
+    cs_verify_found(v, CS_VERIFY_ROW, "catalog/%s: a row does not decode", kind);
+}
+
+static int by_number(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const cs_object_row_t *x = a, *y = b;
+    if (x->segment != y->segment)
+        return x->segment < y->segment ? -1 : 1;
+    return x->offset != y->offset ? (x->offset < y->offset ? -1 : 1) : memcmp(&x->key, &y->key, sizeof(x->key));
+}
+
+static void sort(verify_list_t *list, size_t bytes, int (*order)(const void *, const void *))
+{
+    if (list->n > 1)
+        qsort(list->items, list->n, bytes, order);
+}
+
+static void check_names(verify_t *v, const cs_object_row_t *row)
+{
+    char hex[2 * VC_DIGEST_BYTES + 1];
+    const char *what = NULL;
+    if (!find_keyspace(v, &row->keyspace))
+        what = "keyspace";
+    else if (row->prefix != 0 && (v->prefixes.n == 0 || !bsearch(&row->prefix, v->prefixes.items, v->prefixes.n,
+                                                                 sizeof(uint32_t), by_number)))
+        what = "prefix";
+    if (!what)
+        return;
+    vc_hex(row->key.hash.b, VC_DIGEST_BYTES, hex);
+    cs_verify_found(v, CS_VERIFY_REFERENCE, "block %.16s in segment %u at %llu: its %s is not there", hex, row->segment,
+                    (unsigned long long)row->offset, what);
+}
+
+void cs_verify_rows(verify_t *v, cs_catalog_t *catalog)
+{
+    cs_catalog_visitor_t visitor = {.object = on_object,
+                                    .segment = on_segment,
+                                    .keyspace = on_keyspace,
+                                    .prefix = on_prefix,
+                                    .bad = on_bad,
+                                    .arg = v};
+    vc_err_t err;
+    v->report->generation = cs_catalog_generation(catalog);
+    if (cs_catalog_scan(catalog, &visitor, &err) != VC_OK)
+        cs_verify_found(v, CS_VERIFY_CATALOG, "%s", err.msg);
+    v->report->segments = v->segments.n;
+    v->report->keyspaces = v->keyspaces.n;
+    v->report->prefixes = v->prefixes.n;
+    sort(&v->segments, sizeof(cs_segment_row_t), by_number); /* the number is the first field */
+    sort(&v->prefixes, sizeof(uint32_t), by_number);
+    sort(&v->objects, sizeof(cs_object_row_t), by_place);
+    const cs_object_row_t *rows = v->objects.items;
+    for (size_t i = 0; i < v->objects.n; i++)
+        check_names(v, &rows[i]);
+    v->total_bytes = v->report->object_bytes;
+}
