@@ -45,6 +45,8 @@ static void fill_table(cs_config_t *c)
          "LOW-HIGH, ports of the data plane's connections"},
         {"trust-data-network", VC_OPT_BOOL, &c->trust_data_network, "false", 0, 0, NULL,
          "allow a data plane that is not on loopback; it is neither encrypted nor hardened"},
+        {"data-shm", VC_OPT_BOOL, &c->data_shm, "true", 0, 0, NULL,
+         "share memory with clients of the same user on this machine"},
         {"peer-timeout-ms", VC_OPT_U64, &c->peer_timeout_ms, "5000", 100, 3600000, NULL,
          "a data-plane peer that makes no progress is closed after this"},
         {"idle-ms", VC_OPT_U64, &c->idle_ms, "30000", 100, 3600000, NULL,

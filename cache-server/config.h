@@ -7,7 +7,7 @@
 
 #include "vc/config.h"
 
-#define CS_CONFIG_OPTIONS 27 /* entries of the table, its end included */
+#define CS_CONFIG_OPTIONS 28 /* entries of the table, its end included */
 
 typedef struct cs_config {
     const char *listen, *data_dir, *data_listen, *data_ports, *port_file;
@@ -16,7 +16,7 @@ typedef struct cs_config {
     uint64_t max_fetch_streams, max_put_streams, peer_timeout_ms, idle_ms, grace_ms;
     uint64_t scrub_bytes, scrub_interval_s;
     int io_mode, log_level;
-    bool trust_data_network, insecure;
+    bool data_shm, trust_data_network, insecure;
     bool show_only; /* --help, --version or --print-config was answered: nothing more to do */
     vc_config_t *parsed;
     vc_opt_t table[CS_CONFIG_OPTIONS]; /* points into this struct, which therefore must not be copied or moved */

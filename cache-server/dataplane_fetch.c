@@ -53,6 +53,7 @@ void dp_fetch_begin(dp_peer_t *peer, const vc_frame_t *frame)
     peer->fetches = fetch;
     peer->n_fetches++;
     DP_COUNT(peer->dp, fetches, 1);
+    DP_COUNT(peer->dp, step_downs, frame->stepped_down);
 }
 
 void dp_fetch_credit(dp_peer_t *peer, const vc_frame_t *frame)

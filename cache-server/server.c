@@ -72,6 +72,10 @@ static uint32_t data_stats(void *arg, cs_stat_t *stats, uint32_t cap)
         {"wire_corrupt", d.wire_corrupt},
         {"ops_in_flight", d.ops_in_flight},
         {"pins_held", d.pins_held},
+        {"shm_peers", d.shm_peers},
+        {"shm_peers_total", d.shm_peers_total},
+        {"shm_refused", d.shm_refused},
+        {"step_downs", d.step_downs},
     };
     uint32_t n = (uint32_t)VC_MIN(cap, VC_ARRAY_LEN(all));
     for (uint32_t i = 0; i < n; i++) {
@@ -118,6 +122,7 @@ static vc_status_t start_dataplane(cs_server_t *s, const cs_config_t *c, vc_err_
     o.listen = c->data_listen;
     o.data_ports = c->data_ports[0] != '\0' ? c->data_ports : NULL;
     o.trust_data_network = c->trust_data_network;
+    o.shm = c->data_shm;
     o.peer_timeout_ms = (uint32_t)c->peer_timeout_ms;
     o.store = s->store;
     o.workers = s->workers;
@@ -140,6 +145,7 @@ static vc_status_t start_service(cs_server_t *s, const cs_config_t *c, vc_err_t 
     o.store = s->store;
     o.pool = s->pool;
     o.data_address = s->data_address;
+    o.shm_address = s->dataplane != NULL ? cs_dataplane_shm_address(s->dataplane) : "";
     o.more_stats = data_stats;
     o.arg = s;
     return cs_service_start(&o, &s->service, err);

@@ -170,6 +170,7 @@ static vc_status_t lookup_reply(cs_service_t *s, lookup_t *l, size_t n_fid, vc_b
     reply.boot_id = cs_store_boot_id(s->o.store);
     reply.generation = cs_store_generation(s->o.store);
     reply.data_address = s->data_address;
+    reply.shm_address = s->shm_address;
     lease.boot_id = reply.boot_id;
     lease.lease_id = l->result.lease_id;
     if (lease.lease_id != 0) {
@@ -304,7 +305,9 @@ vc_status_t cs_service_start(const cs_service_opts_t *opts, cs_service_t **servi
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->returned, NULL);
     s->data_address = vc_strdup(opts->data_address != NULL ? opts->data_address : "");
-    vc_status_t st = s->data_address == NULL ? vc_err_set(err, VC_ERR_NOMEM, "out of memory") : VC_OK;
+    s->shm_address = vc_strdup(opts->shm_address != NULL ? opts->shm_address : "");
+    vc_status_t st =
+        s->data_address == NULL || s->shm_address == NULL ? vc_err_set(err, VC_ERR_NOMEM, "out of memory") : VC_OK;
     if (st == VC_OK)
         st = cs_pace_create(s->o.egress_bits_per_s, vc_clock_now_us(s->o.clock), &s->pace);
     if (st == VC_OK)
@@ -334,5 +337,6 @@ void cs_service_stop(cs_service_t *s, uint32_t grace_ms)
     pthread_cond_destroy(&s->returned);
     pthread_mutex_destroy(&s->lock);
     vc_free(s->data_address);
+    vc_free(s->shm_address);
     vc_free(s);
 }

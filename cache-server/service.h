@@ -31,6 +31,7 @@ typedef struct cs_service_opts {
     cs_store_t *store;          /* not owned, like the next two */
     cs_bufpool_t *pool;
     const char *data_address; /* handed to clients; empty or NULL = none */
+    const char *shm_address;  /* the same */
     /* More statistics, e.g. of the data plane: writes at most cap, returns how many. May be NULL. */
     uint32_t (*more_stats)(void *arg, cs_stat_t *stats, uint32_t cap);
     void *arg;

@@ -24,7 +24,7 @@ typedef struct {
 
 struct cs_service {
     cs_service_opts_t o;
-    char *data_address;
+    char *data_address, *shm_address;
     vc_rpc_server_t *rpc;
     cs_pace_t *pace;
     cs_service_counters_t n;

@@ -43,6 +43,7 @@ static vc_status_t begin_reply(cs_service_t *s, cs_upload_info_t *info, const ui
     reply.n_missing = info->n_missing;
     reply.missing = (ProtobufCBinaryData){(n + 7) / 8, bits};
     reply.data_address = s->data_address;
+    reply.shm_address = s->shm_address;
     reply.max_record_bytes = cs_bufpool_buf_bytes(s->o.pool);
     vc_status_t st = cs_pack(&reply.base, resp, err);
     vc_free(bits);

@@ -5,8 +5,6 @@
 #include "client_int.h"
 #include "vc/mem.h"
 
-#define DATA_RETRY_US 10000000 /* a data plane that failed is tried again after this */
-
 void vcache_options_default(vcache_options_t *options)
 {
     *options = (vcache_options_t){
@@ -66,7 +64,7 @@ void vcache_disconnect(vcache_client_t *client)
 {
     if (client == NULL)
         return;
-    vc_data_close(client->data);
+    vcache_planes_close(client);
     vc_rpc_channel_destroy(client->channel);
     pthread_mutex_destroy(&client->data_lock);
     vc_free(client->server);
@@ -124,46 +122,4 @@ uint64_t vcache_record_limit(const vc_kv_shape_t *shape, bool compressed)
 {
     uint64_t full = vc_kvrec_full_bytes(shape);
     return VC_MIN(compressed ? 2 * full + (1u << 20) : full, VC_KVREC_MAX_BYTES);
-}
-
-/* ---- data plane ---- */
-
-bool vcache_data_steps_down(vc_status_t status)
-{
-    return status == VC_ERR_UNREACHABLE || status == VC_ERR_TIMEOUT || status == VC_ERR_PROTOCOL ||
-           status == VC_ERR_NOMEM || status == VC_ERR_UNSUPPORTED || status == VC_ERR_BUSY || status == VC_ERR_INTERNAL;
-}
-
-vc_status_t vcache_data_begin(vcache_client_t *c, const char *address, vc_data_t **data_p, vc_err_t *err)
-{
-    pthread_mutex_lock(&c->data_lock);
-    if (c->data != NULL && strcmp(vc_data_address(c->data), address) != 0) {
-        vc_data_close(c->data); /* the server came back elsewhere */
-        c->data = NULL;
-        c->data_retry_us = 0;
-    }
-    vc_status_t st = VC_OK;
-    if (vc_clock_now_us(c->clock) < c->data_retry_us) {
-        st = vc_err_set(err, VC_ERR_UNREACHABLE, "data plane %s failed a moment ago", address);
-    } else if (c->data == NULL) {
-        vc_data_opts_t o;
-        vc_data_opts_default(&o);
-        o.connect_ms = c->o.connect_ms;
-        o.idle_ms = c->o.stream_idle_ms;
-        st = vc_data_connect(address, &o, &c->data, err);
-        if (st != VC_OK)
-            c->data_retry_us = vc_clock_now_us(c->clock) + DATA_RETRY_US;
-    }
-    if (st != VC_OK) {
-        pthread_mutex_unlock(&c->data_lock);
-        return st;
-    }
-    *data_p = c->data;
-    return VC_OK;
-}
-
-void vcache_data_end(vcache_client_t *c, bool failed)
-{
-    c->data_retry_us = failed ? vc_clock_now_us(c->clock) + DATA_RETRY_US : 0;
-    pthread_mutex_unlock(&c->data_lock);
 }

@@ -15,6 +15,21 @@
 
 #define VCACHE_MAX_FIDELITIES 8
 
+/* The ways of the data plane, the better one first. */
+enum { VCACHE_PLANE_SHM, VCACHE_PLANE_NET, VCACHE_N_PLANES };
+typedef struct vcache_plane {
+    vc_data_t *data;
+    char *address;     /* that the rest is about */
+    uint64_t retry_us; /* after a failure: not before this moment */
+    uint32_t failures; /* in a row; each doubles the wait */
+    bool elsewhere;    /* the name does not exist on this machine, which is no failure */
+} vcache_plane_t;
+
+/* Where a server's data plane is; NULL or empty: not offered. */
+typedef struct vcache_addresses {
+    char *of[VCACHE_N_PLANES];
+} vcache_addresses_t;
+
 struct vcache_client {
     vcache_options_t o; /* its strings point to the next two */
     char *server, *bearer;
@@ -22,15 +37,14 @@ struct vcache_client {
     const vc_clock_t *clock;
     /* The data plane: one transfer at a time holds the lock, from finding the connection to the end. */
     pthread_mutex_t data_lock;
-    vc_data_t *data;
-    uint64_t data_retry_us; /* after a failure: not before this moment */
+    vcache_plane_t planes[VCACHE_N_PLANES];
 };
 
 struct vcache_lease {
     vcache_client_t *client;
     uint64_t boot_id, lease_id;
     uint8_t token[16];
-    char *data_address; /* empty: none */
+    vcache_addresses_t at;
     vc_digest_t keyspace;
     vc_kv_shape_t shape;
     uint32_t n_fid;
@@ -61,10 +75,20 @@ uint64_t vcache_record_limit(const vc_kv_shape_t *shape, bool compressed);
 /* The hashes of the lease's blocks are there. Any thread. */
 vc_status_t vcache_lease_hashes(vcache_lease_t *lease, vc_err_t *err);
 
-/* Takes data_lock and finds or makes the connection to `address`; on OK the caller ends with vcache_data_end. */
-vc_status_t vcache_data_begin(vcache_client_t *c, const char *address, vc_data_t **data_p, vc_err_t *err);
-void vcache_data_end(vcache_client_t *c, bool failed);
-/* The codes after which gRPC takes over. */
+void vcache_planes_close(vcache_client_t *c);
+/* False: out of memory. */
+bool vcache_addresses_set(vcache_addresses_t *at, const char *shm, const char *net);
+void vcache_addresses_free(vcache_addresses_t *at);
+
+/* Takes data_lock and finds or makes the connection over the best way from *plane_p on that is offered, wanted and not
+ * known to be broken; *plane_p says which it is, *steps_p grows by one for each that failed. On OK the caller ends with
+ * vcache_data_end; UNREACHABLE: none is left, which is gRPC's turn. */
+vc_status_t vcache_data_begin(vcache_client_t *c, const vcache_addresses_t *at, unsigned *plane_p, uint32_t *steps_p,
+                              vc_data_t **data_p, vc_err_t *err);
+/* failed: the way is not tried again for a while, which doubles from 1 s to 64 s with every failure in a row. */
+void vcache_data_end(vcache_client_t *c, unsigned plane, bool failed);
+vcache_path_t vcache_plane_path(unsigned plane);
+/* The codes after which the next way takes over. */
 bool vcache_data_steps_down(vc_status_t status);
 
 #define VCACHE_METHOD(name) "/vericache.v1.Cache/" name

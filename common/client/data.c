@@ -311,3 +311,10 @@ void vc_data_close(vc_data_t *d)
 }
 
 const char *vc_data_address(const vc_data_t *d) { return d->address; }
+
+void vc_data_note_step_down(vc_data_t *d)
+{
+    pthread_mutex_lock(&d->lock);
+    d->stepped_down = true;
+    pthread_mutex_unlock(&d->lock);
+}

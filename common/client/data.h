@@ -39,6 +39,8 @@ typedef struct vc_data_stats {
 vc_status_t vc_data_connect(const char *address, const vc_data_opts_t *opts, vc_data_t **data_p, vc_err_t *err);
 void vc_data_close(vc_data_t *data); /* NULL is fine; no call may be running */
 const char *vc_data_address(const vc_data_t *data);
+/* The next fetch tells the server that a better path than this one failed. */
+void vc_data_note_step_down(vc_data_t *data);
 
 /*
  * One block: `bytes` at `record` when status is OK (checked: every CRC; valid during the call; 4 KiB aligned). When

@@ -150,8 +150,12 @@ static vc_status_t handle_ready(fetch_t *f, vc_err_t *err)
 static vc_status_t run(fetch_t *f, vc_err_t *err)
 {
     vc_data_t *d = f->d;
-    vc_frame_t frame = {.type = VC_FRAME_FETCH, .request = d->fetch_request, .credits = d->opts.n_slots};
+    vc_frame_t frame = {.type = VC_FRAME_FETCH,
+                        .request = d->fetch_request,
+                        .stepped_down = d->stepped_down,
+                        .credits = d->opts.n_slots};
     fill_range(f, &frame, d->first, d->n);
+    d->stepped_down = false;
     f->credits_given = d->opts.n_slots;
     d->progress_us = data_now_us();
     vc_status_t st = data_send_control(d, &frame, f->idle_ms, err);

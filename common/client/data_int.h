@@ -57,6 +57,7 @@ struct vc_data {
     vc_err_t why;
     uint64_t progress_us; /* last sign of life */
     uint64_t next_request;
+    bool stepped_down; /* to be told with the next fetch */
     /* the running call */
     uint64_t fetch_request; /* 0: none */
     uint32_t first, n, n_arrived;

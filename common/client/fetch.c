@@ -74,29 +74,53 @@ static int data_record(void *arg, uint32_t block, vc_status_t status, const void
     return 0;
 }
 
-/* OK also when it stepped down: then some blocks are still wanted. */
-static vc_status_t fetch_data(fetch_t *f)
+/* Blocks [from, from + n) over the best way from *plane_p on. *down_p: it failed, and what it did not bring is still
+ * wanted. UNREACHABLE: no way is left. */
+static vc_status_t fetch_plane(fetch_t *f, unsigned *plane_p, uint32_t from, uint32_t n, bool *down_p)
 {
     vc_data_t *data;
     vc_data_stats_t ds = {0};
     vc_data_lease_t lease = {.boot_id = f->lease->boot_id, .lease_id = f->lease->lease_id};
     memcpy(lease.token, f->lease->token, sizeof(lease.token));
-    vc_status_t st = vcache_data_begin(f->c, f->lease->data_address, &data, f->err);
-    if (st != VC_OK) {
-        f->stats.steps_down++;
-        return VC_OK;
-    }
-    st = vc_data_fetch(data, &lease, f->fid, f->first, f->n, data_record, f, f->c->o.stream_idle_ms, &ds, f->err);
-    bool down = !f->stopped && vcache_data_steps_down(st);
-    vcache_data_end(f->c, down);
+    *down_p = false;
+    if (vcache_data_begin(f->c, &f->lease->at, plane_p, &f->stats.steps_down, &data, f->err) != VC_OK)
+        return VC_ERR_UNREACHABLE;
+    if (f->stats.steps_down != 0)
+        vc_data_note_step_down(data);
+    vc_status_t st = vc_data_fetch(data, &lease, f->fid, from, n, data_record, f, f->c->o.stream_idle_ms, &ds, f->err);
+    *down_p = !f->stopped && vcache_data_steps_down(st);
+    vcache_data_end(f->c, *plane_p, *down_p);
     f->stats.wire_corrupt += ds.wire_corrupt;
+    f->stats.steps_down += *down_p;
     if (ds.records != 0)
-        f->stats.path = VCACHE_PATH_UCX;
+        f->stats.path = vcache_plane_path(*plane_p);
     if (f->stopped)
         return VC_ERR_CANCELLED;
-    if (down)
-        f->stats.steps_down++;
-    return down || st == VC_ERR_CORRUPT || st == VC_ERR_NOT_FOUND ? VC_OK : st;
+    return *down_p || st == VC_ERR_CORRUPT || st == VC_ERR_NOT_FOUND ? VC_OK : st;
+}
+
+/* Every run of wanted blocks, stepping down where a way fails. What is wanted after that is gRPC's. */
+static vc_status_t fetch_planes(fetch_t *f)
+{
+    unsigned plane = 0;
+    for (uint32_t i = 0, n; i < f->n && plane < VCACHE_N_PLANES; i += n) {
+        bool down = false;
+        n = 0;
+        while (i + n < f->n && f->state[i + n] == BLOCK_WANTED)
+            n++;
+        if (n == 0) {
+            n = 1;
+            continue;
+        }
+        vc_status_t st = fetch_plane(f, &plane, f->first + i, n, &down);
+        if (st == VC_ERR_UNREACHABLE && !f->stopped)
+            return VC_OK;
+        if (st != VC_OK)
+            return st;
+        plane += down;
+        n = down ? 0 : n; /* what is left of this run is for the next way */
+    }
+    return VC_OK;
 }
 
 /* ---- gRPC ---- */
@@ -233,11 +257,8 @@ static vc_status_t verdict(fetch_t *f)
 
 static vc_status_t fetch_all(fetch_t *f)
 {
-    vc_status_t st = VC_OK;
-    bool ucx = f->c->o.use_data_plane && f->lease->data_address[0] != '\0';
-    if (ucx)
-        st = fetch_data(f);
-    for (uint32_t i = 0; ucx && i < f->n; i++) /* NOT_FOUND over UCX is settled by the second path */
+    vc_status_t st = fetch_planes(f);
+    for (uint32_t i = 0; i < f->n; i++) /* NOT_FOUND over UCX is settled by the second path */
         if (f->state[i] == BLOCK_ABSENT)
             f->state[i] = BLOCK_WANTED;
     if (st == VC_OK)

@@ -8,7 +8,7 @@
 
 static void lease_free(vcache_lease_t *lease)
 {
-    vc_free(lease->data_address);
+    vcache_addresses_free(&lease->at);
     vc_free(lease->hashes);
     vc_free(lease->tokens);
     pthread_mutex_destroy(&lease->lock);
@@ -62,9 +62,9 @@ static vc_status_t make_lease(vcache_client_t *c, const Vericache__V1__LookupRep
         l->n_blocks[i] = info->n_blocks[i];
         longest = VC_MAX(longest, info->n_blocks[i]);
     }
-    l->data_address = vc_strdup(reply->data_address);
+    bool have = vcache_addresses_set(&l->at, reply->shm_address, reply->data_address);
     l->tokens = vc_memdup(a->tokens, (size_t)longest * l->shape.block_tokens * sizeof(*l->tokens));
-    if (st == VC_OK && (l->data_address == NULL || l->tokens == NULL))
+    if (st == VC_OK && (!have || l->tokens == NULL))
         st = vc_err_set(err, VC_ERR_NOMEM, "out of memory");
     if (st == VC_OK)
         st = vc_keyspace_id(a->ks, &l->keyspace, err);

@@ -18,7 +18,7 @@ typedef struct {
     uint64_t upload_id, max_record;
     uint8_t token[16];
     uint8_t *missing; /* one byte per object */
-    char *data_address;
+    vcache_addresses_t at;
     uint32_t n_missing, next; /* next object to look at */
     bool stopped;             /* by the source */
 } reg_t;
@@ -63,9 +63,9 @@ static vc_status_t take_begin(reg_t *r, const Vericache__V1__BeginRegisterReply 
     r->upload_id = reply->upload_id;
     r->max_record = reply->max_record_bytes;
     memcpy(r->token, reply->token.data, sizeof(r->token));
-    r->data_address = vc_strdup(reply->data_address);
+    bool have = vcache_addresses_set(&r->at, reply->shm_address, reply->data_address);
     r->missing = vc_calloc(total, 1);
-    if (r->missing == NULL || r->data_address == NULL)
+    if (r->missing == NULL || !have)
         return vc_err_set(r->err, VC_ERR_NOMEM, "out of memory");
     for (uint32_t i = 0; i < total; i++) {
         r->missing[i] = reply->missing.data[i / 8] >> (i % 8) & 1;
@@ -114,24 +114,36 @@ static int data_source(void *arg, void *buf, size_t cap, size_t *len_p)
     return ask_source(r, fid, block, buf, cap, len_p) != VC_OK;
 }
 
-/* *done_p: everything was taken. OK and not done: step down. */
-static vc_status_t put_data(reg_t *r, bool *done_p)
+/* One way from *plane_p on. *done_p: everything was taken. OK and not done: the next one. UNREACHABLE: no way left. */
+static vc_status_t put_plane(reg_t *r, unsigned *plane_p, bool *done_p)
 {
     vc_data_t *data;
     vc_data_stats_t ds = {0};
-    *done_p = false;
-    if (vcache_data_begin(r->c, r->data_address, &data, r->err) != VC_OK)
-        return VC_OK;
+    uint32_t steps = 0;
+    if (vcache_data_begin(r->c, &r->at, plane_p, &steps, &data, r->err) != VC_OK)
+        return VC_ERR_UNREACHABLE;
     r->next = 0;
     vc_status_t st = vc_data_put(data, r->upload_id, r->token, data_source, r, r->c->o.stream_idle_ms, &ds, r->err);
     bool down = !r->stopped && vcache_data_steps_down(st);
-    vcache_data_end(r->c, down);
+    vcache_data_end(r->c, *plane_p, down);
     if (st == VC_OK) {
-        r->stats.path = VCACHE_PATH_UCX;
+        r->stats.path = vcache_plane_path(*plane_p);
         r->stats.bytes = ds.bytes;
         *done_p = true;
     }
     return down ? VC_OK : r->stopped ? r->err->status : st;
+}
+
+/* OK and not done: gRPC's turn. */
+static vc_status_t put_planes(reg_t *r, bool *done_p)
+{
+    vc_status_t st = VC_OK;
+    for (unsigned plane = 0; st == VC_OK && !*done_p && plane < VCACHE_N_PLANES; plane++) {
+        st = put_plane(r, &plane, done_p);
+        if (st == VC_ERR_UNREACHABLE && !r->stopped)
+            return VC_OK;
+    }
+    return st;
 }
 
 /* ---- gRPC ---- */
@@ -269,8 +281,8 @@ static vc_status_t reg_run(reg_t *r)
 {
     bool done = r->n_missing == 0;
     vc_status_t st = VC_OK;
-    if (!done && r->c->o.use_data_plane && r->data_address[0] != '\0')
-        st = put_data(r, &done);
+    if (!done)
+        st = put_planes(r, &done);
     if (st == VC_OK && !done)
         st = put_grpc(r);
     if (st == VC_OK)
@@ -319,7 +331,7 @@ vcache_status_t vcache_register(vcache_client_t *client, const uint8_t *keyspace
             st = reg_run(&r);
     }
     vc_free(r.missing);
-    vc_free(r.data_address);
+    vcache_addresses_free(&r.at);
     if (stats_p != NULL)
         *stats_p = r.stats;
     return vcache_give(st, &e, err);

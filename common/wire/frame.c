@@ -7,6 +7,8 @@
 #include "vc/kvrec.h"
 #include "vc/mem.h"
 
+#define FLAG_STEPPED_DOWN 1u
+
 static const uint8_t magic[4] = {'V', 'C', 'D', 'P'};
 
 static const struct {
@@ -50,7 +52,8 @@ static void write_range(vc_writer_t *w, const vc_frame_t *f)
     vc_write_u64(w, f->boot_id);
     vc_write_u64(w, f->lease_id);
     vc_write_bytes(w, f->token, sizeof(f->token));
-    vc_write_u32(w, f->fid);
+    vc_write_u16(w, (uint16_t)f->fid);
+    vc_write_u16(w, f->type == VC_FRAME_FETCH && f->stepped_down ? FLAG_STEPPED_DOWN : 0);
     vc_write_u32(w, f->first);
     vc_write_u32(w, f->n);
     vc_write_u32(w, f->type == VC_FRAME_FETCH ? f->credits : 0);
@@ -164,11 +167,14 @@ static void read_range(parse_t *p, vc_frame_t *f)
     f->boot_id = vc_read_u64(&p->r);
     f->lease_id = vc_read_u64(&p->r);
     read_token(p, f);
-    f->fid = vc_read_u32(&p->r);
+    f->fid = vc_read_u16(&p->r);
+    uint16_t flags = vc_read_u16(&p->r);
     f->first = vc_read_u32(&p->r);
     f->n = vc_read_u32(&p->r);
     f->credits = vc_read_u32(&p->r);
     need(p, f->fid < 8, "column");
+    need(p, (flags & ~(f->type == VC_FRAME_FETCH ? FLAG_STEPPED_DOWN : 0u)) == 0, "flag");
+    f->stepped_down = (flags & FLAG_STEPPED_DOWN) != 0;
     need(p, f->n >= 1 && f->n <= VC_FRAME_MAX_BLOCKS && f->first <= UINT32_MAX - f->n, "block range");
     if (f->type == VC_FRAME_FETCH)
         need(p, f->credits >= 1 && f->credits <= VC_FRAME_MAX_CREDITS, "credits");

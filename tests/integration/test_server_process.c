@@ -106,10 +106,10 @@ Test(server_process, data_outlives_a_restart_and_kill_on_both_paths)
     cr_assert_eq(rs.path, VCACHE_PATH_GRPC);
     st = vcache_register(ucx, s.enc, s.enc_len, s.tokens, 0, 40, &full, 1, small_space_record, &s, &rs, &err);
     cr_assert_eq(st, VC_OK, "%s", err.msg);
-    cr_assert_eq(rs.path, VCACHE_PATH_UCX);
+    cr_assert_eq(rs.path, VCACHE_PATH_SHM);
     cr_assert_eq(rs.n_stored, 20);
     fetch_all(&s, c, 40, VCACHE_PATH_GRPC);
-    fetch_all(&s, ucx, 40, VCACHE_PATH_UCX);
+    fetch_all(&s, ucx, 40, VCACHE_PATH_SHM);
     vcache_disconnect(c);
     vcache_disconnect(ucx);
     vt_proc_signal(p, SIGTERM);

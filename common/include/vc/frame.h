@@ -11,12 +11,13 @@
  *       16   ...  by type (dir, then fields in order; z = zero)
  *   HELLO      >  u32 largest record taken, u32 z
  *   WELCOME    <  u64 boot id, u32 largest record, u32 put window
- *   FETCH      >  u64 boot id, u64 lease id, 16 token, u32 column, u32 first block, u32 number of blocks, u32 credits
+ *   FETCH      >  u64 boot id, u64 lease id, 16 token, u16 column, u16 flags, u32 first block, u32 number of blocks,
+ *                 u32 credits; flag 1: the client's better path has failed
  *   FETCH_DATA <  u32 block, i32 status, u32 payload bytes, u32 z; the record is the payload, none unless status is OK
  *   FETCH_END  <  i32 status, u32 FETCH_DATA messages sent before it, of which data may still be in flight
  *   CREDIT     >  u32 more FETCH_DATA messages the client takes, u32 z
  *   CANCEL     >  nothing; answered with FETCH_END unless that is on its way
- *   DAMAGED    >  as FETCH with one block and zero credits: that record arrived with wrong bytes
+ *   DAMAGED    >  as FETCH with one block, zero flags and credits: that record arrived with wrong bytes
  *   PUT_DATA   >  u64 upload id, 16 token, u32 payload bytes, u32 z; the record is the payload
  *   PUT_ACK    <  i32 status, u16 text bytes, u16 z, text
  *   ERROR      <  i32 status, u16 text bytes, u16 z, text; ends the request it names
@@ -60,6 +61,7 @@ typedef struct vc_frame { /* fields that the type does not have are ignored by e
     uint64_t upload_id;
     uint8_t token[16];
     uint32_t fid, first, n; /* FETCH, DAMAGED */
+    bool stepped_down;      /* FETCH */
     uint32_t credits;       /* FETCH, CREDIT */
     uint32_t block;         /* FETCH_DATA */
     uint32_t payload_bytes; /* FETCH_DATA, PUT_DATA */

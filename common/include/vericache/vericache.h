@@ -37,7 +37,8 @@ typedef struct vcache_options {
     uint32_t connect_ms;     /* default 2000 */
     uint32_t call_ms;        /* deadline of a small call, default 5000 */
     uint32_t stream_idle_ms; /* a transfer that makes no progress for this long fails, default 10000 */
-    int use_data_plane;      /* 1: UCX for full KV where the server offers it, then gRPC; 0: gRPC only */
+    int use_data_plane;      /* 1: shared memory where the server is on this machine and of this user, then UCX over the
+                              * network, then gRPC; 2: UCX over the network, then gRPC; 0: gRPC only */
 } vcache_options_t;
 
 VCACHE_API void vcache_options_default(vcache_options_t *options);
@@ -80,12 +81,17 @@ VCACHE_API void vcache_lease_release(vcache_lease_t *lease); /* tells the server
 typedef int (*vcache_record_fn)(void *arg, uint32_t block, const void *record, size_t bytes);
 
 /* How the bytes travelled. */
-typedef enum { VCACHE_PATH_NONE = 0, VCACHE_PATH_GRPC = 1, VCACHE_PATH_UCX = 2 } vcache_path_t;
+typedef enum {
+    VCACHE_PATH_NONE = 0,
+    VCACHE_PATH_GRPC = 1,
+    VCACHE_PATH_UCX = 2, /* over the network */
+    VCACHE_PATH_SHM = 3  /* UCX over shared memory */
+} vcache_path_t;
 typedef struct vcache_fetch_stats {
     uint64_t bytes;        /* record bytes received */
     uint64_t wire_corrupt; /* records that arrived damaged and were fetched again or refused */
     vcache_path_t path;    /* the last one used */
-    uint32_t steps_down;   /* times that UCX failed and gRPC took over */
+    uint32_t steps_down;   /* times that a path failed, or had failed a moment ago, and the next one took over */
 } vcache_fetch_stats_t;
 
 /* Blocks [first, first + n) of column fid of the lease. A block that arrives damaged is asked for once more over gRPC,
