@@ -271,6 +271,17 @@ vc_status_t data_ensure(vc_data_t *d, vc_err_t *err)
     return st;
 }
 
+/* For a connection that was there: that its server's name is gone, or another's now, is no answer about blocks. */
+vc_status_t data_reconnect(vc_data_t *d, vc_err_t *err)
+{
+    vc_status_t st = data_ensure(d, err);
+    if (st != VC_ERR_NOT_FOUND && st != VC_ERR_PERM && st != VC_ERR_BUSY)
+        return st;
+    if (err != NULL)
+        err->status = VC_ERR_UNREACHABLE;
+    return VC_ERR_UNREACHABLE;
+}
+
 vc_status_t vc_data_connect(const char *address, const vc_data_opts_t *opts, vc_data_t **data_p, vc_err_t *err)
 {
     vc_data_opts_t deflt;

@@ -202,7 +202,7 @@ static void drain(fetch_t *f)
 
 static vc_status_t begin(vc_data_t *d, uint32_t first, uint32_t n, vc_err_t *err)
 {
-    vc_status_t st = data_ensure(d, err);
+    vc_status_t st = data_reconnect(d, err);
     if (st != VC_OK)
         return st;
     d->seen = vc_calloc(1, n / 8 + 1);

@@ -78,6 +78,7 @@ struct vc_data {
 uint64_t data_now_us(void);
 /* Connects when there is no usable connection. */
 vc_status_t data_ensure(vc_data_t *d, vc_err_t *err);
+vc_status_t data_reconnect(vc_data_t *d, vc_err_t *err); /* the same for a later call: UNREACHABLE if not */
 void data_drop(vc_data_t *d);
 /* Waits for something to happen; TIMEOUT without a sign of life for idle_ms, or why the connection broke. */
 vc_status_t data_wait(vc_data_t *d, uint32_t idle_ms, vc_err_t *err);

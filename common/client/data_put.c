@@ -124,7 +124,7 @@ vc_status_t vc_data_put(vc_data_t *d, uint64_t upload_id, const uint8_t token[16
 {
     pthread_mutex_lock(&d->lock);
     d->n_acked = d->bytes_acked = 0;
-    vc_status_t st = data_ensure(d, err);
+    vc_status_t st = data_reconnect(d, err);
     if (st == VC_OK) {
         d->refused = VC_OK;
         d->put_first = d->next_request + 1;
