@@ -32,6 +32,8 @@ struct cs_bufpool {
     pthread_mutex_t lock;
     pthread_cond_t freed;
     notice_t *notices, **notices_end;
+    void *attached;
+    size_t attached_bytes, slab_bytes;
 };
 
 static void pool_free(cs_bufpool_t *pool)
@@ -213,3 +215,17 @@ uint32_t cs_bufpool_count(const cs_bufpool_t *pool) { return pool->n_bufs; }
 size_t cs_bufpool_buf_bytes(const cs_bufpool_t *pool) { return pool->buf_bytes; }
 
 cs_buf_t *cs_bufpool_at(cs_bufpool_t *pool, uint32_t index) { return index < pool->n_bufs ? &pool->bufs[index] : NULL; }
+
+void cs_bufpool_attach(cs_bufpool_t *pool, void *base, size_t bytes, size_t slab_bytes)
+{
+    pool->attached = base;
+    pool->attached_bytes = bytes;
+    pool->slab_bytes = slab_bytes;
+}
+
+void *cs_bufpool_attached(const cs_bufpool_t *pool, size_t *bytes_p, size_t *slab_bytes_p)
+{
+    *bytes_p = pool->attached_bytes;
+    *slab_bytes_p = pool->slab_bytes;
+    return pool->attached;
+}

@@ -1,6 +1,7 @@
 /*
  * One pool of 4 KiB aligned buffers in a single mapping, registered once with every io_uring (fixed buffers) and with
- * UCX. Two size classes would do; one is enough here: every buffer holds the largest record. Thread-safe.
+ * UCX. Other memory that is to be registered with it (the memory tier's slabs) is attached. Two size classes would do;
+ * one is enough here: every buffer holds the largest record. Thread-safe.
  */
 #ifndef CS_BUFPOOL_H
 #define CS_BUFPOOL_H
@@ -35,5 +36,9 @@ void *cs_bufpool_base(const cs_bufpool_t *pool, size_t *bytes_p);
 uint32_t cs_bufpool_count(const cs_bufpool_t *pool);
 size_t cs_bufpool_buf_bytes(const cs_bufpool_t *pool);
 cs_buf_t *cs_bufpool_at(cs_bufpool_t *pool, uint32_t index);
+/* One mapping in slabs of slab_bytes (the last may be shorter), for rings and UCX to register with the buffers; slab i
+ * is fixed buffer count + i. Before workers and data plane start; it stays until they have stopped. Not owned. */
+void cs_bufpool_attach(cs_bufpool_t *pool, void *base, size_t bytes, size_t slab_bytes);
+void *cs_bufpool_attached(const cs_bufpool_t *pool, size_t *bytes_p, size_t *slab_bytes_p); /* NULL: none */
 
 #endif

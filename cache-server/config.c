@@ -18,6 +18,8 @@ static void fill_table(cs_config_t *c)
          "hard limit over every file in the data directory"},
         {"ballast", VC_OPT_BYTES, &c->ballast_bytes, "64MiB", 0, 1e15, NULL,
          "reserve inside the capacity, released when the disk is full"},
+        {"ram", VC_OPT_BYTES, &c->ram_bytes, "256MiB", 0, 1e13, NULL,
+         "memory tier: records that are kept in memory; 0 = none"},
         {"io", VC_OPT_ENUM, &c->io_mode, "auto", 0, 0, "auto|fixed|ring|threads", "how the disk is read and written"},
         {"workers", VC_OPT_U64, &c->n_workers, "1", 1, 64, NULL, "data worker threads"},
         {"buffers", VC_OPT_U64, &c->n_buffers, "32", 4, 4096, NULL,

@@ -378,10 +378,20 @@ static vc_status_t make_events(cs_dataplane_t *dp, vc_err_t *err)
     return VC_OK;
 }
 
+/* The pool's buffers, and the slabs of the memory tier. */
+static vc_status_t register_memory(cs_dataplane_t *dp, vc_err_t *err)
+{
+    size_t bytes = 0, slab_bytes;
+    void *base = cs_bufpool_base(dp->opts.pool, &bytes);
+    vc_status_t st = vc_ucx_register(dp->ucx, base, bytes, err);
+    void *slabs = cs_bufpool_attached(dp->opts.pool, &bytes, &slab_bytes);
+    if (st == VC_OK && slabs != NULL)
+        st = vc_ucx_register(dp->ucx, slabs, bytes, err);
+    return st;
+}
+
 static vc_status_t open_ucx(cs_dataplane_t *dp, vc_err_t *err)
 {
-    size_t bytes = 0;
-    void *base = cs_bufpool_base(dp->opts.pool, &bytes);
     vc_ucx_opts_t opts = {
         .address = dp->opts.listen,
         .listen = true,
@@ -390,7 +400,7 @@ static vc_status_t open_ucx(cs_dataplane_t *dp, vc_err_t *err)
     };
     vc_status_t st = vc_ucx_open(&opts, &dp->ucx, err);
     if (st == VC_OK)
-        st = vc_ucx_register(dp->ucx, base, bytes, err);
+        st = register_memory(dp, err);
     if (st != VC_OK)
         return st;
     vc_ucx_set_handler(dp->ucx, dp_peer_message, dp);

@@ -1,5 +1,5 @@
 /*
- * Start order: pool, workers, store, data plane, service. Stop is the reverse. Nothing here knows
+ * Start order: pool, memory tier, workers, store, data plane, service. Stop is the reverse. Nothing here knows
  * how any of them works.
  */
 #include "server.h"
@@ -20,6 +20,7 @@
 
 struct cs_server {
     cs_bufpool_t *pool;
+    cs_ramtier_t *ram;
     cs_workers_t *workers;
     cs_store_t *store;
     cs_dataplane_t *dataplane;
@@ -92,6 +93,10 @@ static vc_status_t start_store(cs_server_t *s, const cs_config_t *c, vc_err_t *e
     vc_status_t st = cs_bufpool_create((uint32_t)c->n_buffers, (size_t)c->max_record_bytes, &s->pool, err);
     if (st != VC_OK)
         return st;
+    cs_ramtier_opts_t r = {.bytes = c->ram_bytes, .pool = s->pool};
+    st = cs_ramtier_create(&r, &s->ram, err);
+    if (st != VC_OK)
+        return st;
     cs_workers_opts_t w = {
         .n_workers = (uint32_t)c->n_workers, .queue_depth = 64, .io_mode = (cs_io_mode_t)c->io_mode, .pool = s->pool};
     st = cs_workers_start(&w, &s->workers, err);
@@ -110,6 +115,7 @@ static vc_status_t start_store(cs_server_t *s, const cs_config_t *c, vc_err_t *e
     o.scrub_interval_s = (uint32_t)c->scrub_interval_s;
     o.workers = s->workers;
     o.pool = s->pool;
+    o.ram = s->ram;
     return cs_store_open(&o, &s->store, err);
 }
 
@@ -224,6 +230,7 @@ void cs_server_stop(cs_server_t *s)
         cs_store_close(s->store);
     if (s->workers != NULL)
         cs_workers_stop(s->workers);
+    cs_ramtier_destroy(s->ram);
     if (s->pool != NULL)
         cs_bufpool_destroy(s->pool);
     vc_free(s);

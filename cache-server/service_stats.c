@@ -86,6 +86,23 @@ static void add_scrub(stats_t *st, const cs_scrub_info_t *i)
     add(st, "scrub_pass_bytes", "", (double)i->pass_bytes);
 }
 
+static void add_ram(stats_t *st, cs_ramtier_t *ram)
+{
+    cs_ramtier_stats_t r;
+    cs_ramtier_get_stats(ram, &r);
+    add(st, "ram_capacity_bytes", "", (double)r.capacity_bytes);
+    add(st, "ram_bytes", "", (double)r.used_bytes);
+    add(st, "ram_records", "", (double)r.records);
+    add(st, "ram_hits", "", (double)r.hits);
+    add(st, "ram_misses", "", (double)r.misses);
+    add(st, "ram_evicted", "", (double)r.evicted);
+    add(st, "read_views", "", (double)r.views);
+    add(st, "read_coalesced", "", (double)r.coalesced);
+    add(st, "read_ahead_records", "", (double)r.ahead);
+    add(st, "read_ahead_used", "", (double)r.ahead_used);
+    add(st, "read_ahead_wasted", "", (double)r.ahead_wasted);
+}
+
 static double load(_Atomic uint64_t *counter) { return (double)atomic_load_explicit(counter, memory_order_relaxed); }
 
 static void add_service(stats_t *st, cs_service_t *s)
@@ -151,6 +168,7 @@ vc_status_t cs_service_stats(void *arg, vc_rpc_call_t *call, const uint8_t *req,
     cs_store_get_stats(s->o.store, &store);
     cs_store_scrub_info(s->o.store, &scrub);
     add_store(st, &store);
+    add_ram(st, cs_store_ramtier(s->o.store));
     add_scrub(st, &scrub);
     add_service(st, s);
     if (s->o.more_stats != NULL)

@@ -225,6 +225,9 @@ void cs_entry_drop(cs_store_t *s, uint32_t id, cs_miss_t why)
     cs_entry_t entry = *cs_index_entry(s->index, id);
     cs_segment_t *segment = s->segments[entry.segment];
     uint64_t bytes = (uint64_t)entry.pages * 4096;
+    vc_object_key_t key;
+    cs_entry_key(s, &entry, &key);
+    cs_ramtier_forget(s->opts.ram, &key); /* nobody finds it there any more */
     cs_index_unlink(s->index, id, &segment->first_entry);
     cs_index_remove(s->index, id);
     segment->live_bytes -= bytes;

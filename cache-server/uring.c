@@ -9,25 +9,37 @@
 #include <liburing.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "fault_file.h"
 #include "iothreads.h"
+#include "uring_buffers.h"
 #include "uring_hold.h"
 #include "vc/log.h"
 #include "vc/mem.h"
 
-#define MAX_TRIES 16 /* fruitless repeats of one transfer before it is given up */
+#define WRITE_BYTES_MAX (8u << 20) /* of writes at the kernel while there is more than one */
+#define REAP_MAX 4u                /* transfers between two looks at the network: each may take 0.1 ms to check */
+#define MAX_TRIES 16               /* fruitless repeats of one transfer before it is given up */
+
+/* What the kernel gets first when there is room for one. */
+typedef enum { DEMAND = 0, AHEAD, WRITE, N_KINDS } kind_t;
+
+typedef struct queue {
+    cs_io_t *head, **end;
+    uint32_t at_kernel;
+} queue_t;
 
 struct cs_uring {
     cs_io_mode_t mode;
     uint32_t depth, inflight, at_kernel;
     int event_fd;
-    cs_io_t *queue, **queue_end;
+    queue_t queues[N_KINDS];
+    uint64_t write_bytes; /* at the kernel */
     struct io_uring ring;
     bool has_ring;
-    cs_iothreads_t *threads; /* mode threads */
+    cs_uring_buffers_t buffers; /* mode fixed */
+    cs_iothreads_t *threads;    /* mode threads */
 #ifdef VC_FAULTS
     cs_hold_list_t held; /* counted as being at the kernel */
     bool lets_go;        /* nothing is held any more */
@@ -58,23 +70,7 @@ static void close_ring(cs_uring_t *uring)
     if (uring->has_ring)
         io_uring_queue_exit(&uring->ring);
     uring->has_ring = false;
-}
-
-static int register_pool(cs_uring_t *uring, cs_bufpool_t *pool)
-{
-    if (!pool)
-        return -EINVAL;
-    uint32_t n = cs_bufpool_count(pool);
-    struct iovec *iov = vc_calloc(n, sizeof(*iov));
-    if (!iov)
-        return -ENOMEM;
-    for (uint32_t i = 0; i < n; i++) {
-        cs_buf_t *buf = cs_bufpool_at(pool, i);
-        iov[i] = (struct iovec){buf->data, buf->cap};
-    }
-    int rc = io_uring_register_buffers(&uring->ring, iov, n);
-    vc_free(iov);
-    return rc;
+    cs_uring_buffers_fini(&uring->buffers);
 }
 
 static vc_status_t setup_ring(cs_uring_t *uring, cs_io_mode_t mode, cs_bufpool_t *pool, vc_err_t *err)
@@ -84,7 +80,7 @@ static vc_status_t setup_ring(cs_uring_t *uring, cs_io_mode_t mode, cs_bufpool_t
         close_ring(uring);
         return vc_err_set(err, VC_ERR_UNSUPPORTED, "the kernel refuses io_uring: %s", strerror(-rc));
     }
-    if (mode == CS_IO_FIXED && (rc = register_pool(uring, pool)) < 0) {
+    if (mode == CS_IO_FIXED && (rc = cs_uring_buffers_init(&uring->buffers, &uring->ring, pool)) < 0) {
         close_ring(uring);
         return vc_err_set(err, VC_ERR_UNSUPPORTED, "registering the buffers is refused: %s%s", strerror(-rc),
                           rc == -ENOMEM ? " (memlock limit)" : "");
@@ -123,7 +119,8 @@ vc_status_t cs_uring_create(cs_io_mode_t mode, uint32_t depth, cs_bufpool_t *poo
     if (!uring)
         return vc_err_set(err, VC_ERR_NOMEM, "no memory for the io ring");
     uring->depth = depth;
-    uring->queue_end = &uring->queue;
+    for (int k = 0; k < N_KINDS; k++)
+        uring->queues[k].end = &uring->queues[k].head;
     uring->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     vc_status_t status = uring->event_fd < 0
                              ? vc_err_set(err, vc_status_from_errno(errno), "eventfd: %s", strerror(errno))
@@ -172,11 +169,41 @@ uint32_t cs_uring_inflight(const cs_uring_t *uring) { return uring->inflight; }
 
 int cs_uring_event_fd(const cs_uring_t *uring) { return uring->event_fd; }
 
+static queue_t *queue_of(cs_uring_t *uring, const cs_io_t *io)
+{
+    return &uring->queues[io->write ? WRITE : io->ahead ? AHEAD : DEMAND];
+}
+
 static void enqueue(cs_uring_t *uring, cs_io_t *io)
 {
+    queue_t *queue = queue_of(uring, io);
     io->next = NULL;
-    *uring->queue_end = io;
-    uring->queue_end = &io->next;
+    *queue->end = io;
+    queue->end = &io->next;
+}
+
+/* The queue whose head may go to the kernel now, or NULL. */
+static queue_t *next_queue(cs_uring_t *uring)
+{
+    queue_t *demand = &uring->queues[DEMAND], *ahead = &uring->queues[AHEAD], *write = &uring->queues[WRITE];
+    uint32_t for_reads = uring->depth - uring->depth / 8;
+    if (uring->at_kernel >= uring->depth)
+        return NULL;
+    if (demand->head && demand->at_kernel + ahead->at_kernel < for_reads)
+        return demand;
+    if (write->head && (write->at_kernel == 0 || uring->write_bytes + write->head->bytes <= WRITE_BYTES_MAX))
+        return write;
+    if (ahead->head && !demand->head && ahead->at_kernel < VC_MAX(uring->depth / 4, 1))
+        return ahead;
+    return NULL;
+}
+
+static void count_kernel(cs_uring_t *uring, const cs_io_t *io, int n)
+{
+    uring->at_kernel += (uint32_t)n;
+    queue_of(uring, io)->at_kernel += (uint32_t)n;
+    if (io->write)
+        uring->write_bytes += n > 0 ? io->bytes : -(uint64_t)io->bytes;
 }
 
 void cs_uring_submit(cs_uring_t *uring, cs_io_t *io)
@@ -187,12 +214,13 @@ void cs_uring_submit(cs_uring_t *uring, cs_io_t *io)
     enqueue(uring, io);
 }
 
-static void prepare(const cs_uring_t *uring, struct io_uring_sqe *sqe, cs_io_t *io)
+static void prepare(cs_uring_t *uring, struct io_uring_sqe *sqe, cs_io_t *io)
 {
     uint8_t *data = io->data + io->moved;
     uint32_t bytes = io->bytes - io->moved;
     uint64_t offset = io->offset + io->moved;
-    bool fixed = uring->mode == CS_IO_FIXED && io->buf_index != CS_IO_NO_BUF;
+    bool fixed = uring->mode == CS_IO_FIXED && io->buf_index != CS_IO_NO_BUF &&
+                 cs_uring_buffers_ready(&uring->buffers, &uring->ring, io->buf_index);
     if (io->write && fixed)
         io_uring_prep_write_fixed(sqe, io->fd, data, bytes, offset, (int)io->buf_index);
     else if (io->write)
@@ -206,15 +234,16 @@ static void prepare(const cs_uring_t *uring, struct io_uring_sqe *sqe, cs_io_t *
 
 void cs_uring_flush(cs_uring_t *uring)
 {
-    while (uring->queue && uring->at_kernel < uring->depth) {
-        cs_io_t *io = uring->queue;
+    queue_t *queue;
+    while ((queue = next_queue(uring))) {
+        cs_io_t *io = queue->head;
         struct io_uring_sqe *sqe = NULL;
         if (uring->has_ring && !(sqe = io_uring_get_sqe(&uring->ring)))
             break;
-        uring->queue = io->next;
-        if (!uring->queue)
-            uring->queue_end = &uring->queue;
-        uring->at_kernel++;
+        queue->head = io->next;
+        if (!queue->head)
+            queue->end = &queue->head;
+        count_kernel(uring, io, 1);
 #ifdef VC_FAULTS
         if (io->write)
             cs_fault_write_begins(io->fd, io->offset + io->moved, io->bytes - io->moved);
@@ -260,7 +289,7 @@ static bool continues(cs_uring_t *uring, cs_io_t *io, int32_t result, vc_status_
 static unsigned deliver(cs_uring_t *uring, cs_io_t *io, int32_t result)
 {
     vc_status_t status;
-    uring->at_kernel--;
+    count_kernel(uring, io, -1);
     if (continues(uring, io, result, &status))
         return 0;
     uring->inflight--;
@@ -335,13 +364,14 @@ unsigned cs_uring_reap(cs_uring_t *uring)
     if (uring->has_ring) {
         struct io_uring_cqe *cqe;
         /* Bounded by what is there now, or a fast disk would keep the loop here for ever. */
-        for (uint32_t left = uring->at_kernel; left > 0 && io_uring_peek_cqe(&uring->ring, &cqe) == 0; left--) {
+        for (uint32_t left = VC_MIN(uring->at_kernel, REAP_MAX); left > 0 && io_uring_peek_cqe(&uring->ring, &cqe) == 0;
+             left--) {
             cs_io_t *io = io_uring_cqe_get_data(cqe);
             int32_t result = cqe->res;
             io_uring_cqe_seen(&uring->ring, cqe);
             n += finish(uring, io, result);
             /* done may take as long as a transfer (it sums records): the disk must not run dry meanwhile. */
-            if (uring->queue && uring->at_kernel < uring->depth)
+            if (next_queue(uring))
                 cs_uring_flush(uring);
         }
     } else {

@@ -2,6 +2,9 @@
  * Reads and writes of one worker: an io_uring with registered buffers, the same ring with plain reads and writes, or
  * pread/pwrite threads where the kernel refuses io_uring. Knows descriptors and buffers, no cache words.
  *
+ * Reads come first: writes in flight are limited in bytes, and reads that nobody waits for in number, so that a read
+ * never queues behind much of either in the device. Some places are kept for writes, so that they go on.
+ *
  * Owner: the thread that created it; every function runs there. Only that thread submits (single issuer).
  */
 #ifndef CS_URING_H
@@ -21,7 +24,8 @@ typedef struct cs_uring cs_uring_t;
 typedef struct cs_io {
     int fd;
     bool write;
-    uint32_t buf_index; /* pool buffer that holds [data, data + bytes), or CS_IO_NO_BUF */
+    bool ahead;         /* a read that nobody waits for yet */
+    uint32_t buf_index; /* registered buffer that holds [data, data + bytes): see bufpool.h; or CS_IO_NO_BUF */
     uint32_t bytes;
     uint8_t *data;
     uint64_t offset;

@@ -16,7 +16,7 @@ COMMON = ["base", "data", "wire", "net", "client"]
 
 # Lowest first; units on one line never include each other. "io" is one unit of three modules, see ALIASES.
 SERVER = [
-    ["bufpool", "fault"],
+    ["bufpool", "fault", "pageruns"],
     ["ramtier"],
     ["io"],
     ["index", "segment", "catalog", "evict", "policy", "pace", "record"],
@@ -41,7 +41,7 @@ NODE = [
 ]
 
 # A data worker is a thread around one ring: worker.h names the io modes, and the ring's loop runs in the worker.
-ALIASES = {"worker": "io", "uring": "io", "iothreads": "io"}
+ALIASES = {"worker": "io", "uring": "io", "iothreads": "io", "uring_buffers": "io", "uring_hold": "io"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]')
 PRIVATE = ("_int.h",)

@@ -156,8 +156,8 @@ void vc_ucx_close(vc_ucx_t *ucx)
         finish(ucx->running, VC_ERR_CANCELLED);
     if (ucx->shm)
         vc_free(ucx->eps);
-    if (ucx->memh != NULL)
-        ucp_mem_unmap(ucx->context, ucx->memh);
+    while (ucx->n_regions > 0)
+        ucp_mem_unmap(ucx->context, ucx->regions[--ucx->n_regions].memh);
     if (ucx->context != NULL && !ucx->shm)
         ucp_cleanup(ucx->context);
     vc_free(ucx);
@@ -185,18 +185,20 @@ void vc_ucx_watch(vc_ucx_t *ucx, int fd) { ucx->watched_fd = fd; }
 
 vc_status_t vc_ucx_register(vc_ucx_t *ucx, void *base, size_t bytes, vc_err_t *err)
 {
-    if (ucx->memh != NULL)
-        return vc_err_set(err, VC_ERR_EXISTS, "ucx: a region is registered already");
+    if (ucx->n_regions == UCX_REGIONS_MAX)
+        return vc_err_set(err, VC_ERR_RANGE, "ucx: more than %d regions", UCX_REGIONS_MAX);
     ucp_mem_map_params_t params = {
         .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH,
         .address = base,
         .length = bytes,
     };
-    ucs_status_t rc = ucp_mem_map(ucx->context, &params, &ucx->memh);
+    ucp_mem_h memh = NULL;
+    ucs_status_t rc = ucp_mem_map(ucx->context, &params, &memh);
     if (rc != UCS_OK)
         return vc_err_set(err, vc_ucx_status(rc), "ucx: cannot register %zu bytes: %s", bytes, ucs_status_string(rc));
-    ucx->region = base;
-    ucx->region_bytes = bytes;
+    ucx->regions[ucx->n_regions].memh = memh;
+    ucx->regions[ucx->n_regions].base = base;
+    ucx->regions[ucx->n_regions++].bytes = bytes;
     return VC_OK;
 }
 
@@ -218,11 +220,16 @@ static void on_received(void *request, ucs_status_t status, size_t length, void 
     on_sent(request, status, user_data);
 }
 
-static bool in_region(const vc_ucx_t *ucx, const void *data, size_t bytes)
+/* The registration that covers the data, or NULL. */
+static ucp_mem_h find_region(const vc_ucx_t *ucx, const void *data, size_t bytes)
 {
-    const uint8_t *p = data;
-    return ucx->memh != NULL && p >= ucx->region && bytes <= ucx->region_bytes &&
-           (size_t)(p - ucx->region) <= ucx->region_bytes - bytes;
+    uintptr_t p = (uintptr_t)data;
+    for (unsigned i = 0; i < ucx->n_regions; i++) {
+        uintptr_t base = (uintptr_t)ucx->regions[i].base;
+        if (p >= base && bytes <= ucx->regions[i].bytes && p - base <= ucx->regions[i].bytes - bytes)
+            return ucx->regions[i].memh;
+    }
+    return NULL;
 }
 
 /* The result of a starting call: failed, done at once, or reported by its callback. */
@@ -239,10 +246,11 @@ static vc_status_t started(ucs_status_ptr_t ptr, vc_ucx_op_t *op)
 
 static void use_region(const vc_ucx_t *ucx, const void *data, size_t bytes, ucp_request_param_t *param)
 {
-    if (!in_region(ucx, data, bytes))
+    ucp_mem_h memh = find_region(ucx, data, bytes);
+    if (memh == NULL)
         return;
     param->op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
-    param->memh = ucx->memh;
+    param->memh = memh;
 }
 
 vc_status_t vc_ucx_send(vc_ucx_ep_t *ep, const void *header, size_t header_bytes, const void *data, size_t bytes,

@@ -10,6 +10,7 @@
 
 #define UCX_AM_ID 7u
 #define UCX_DEVICES_MAX 256
+#define UCX_REGIONS_MAX 4
 
 struct vc_ucx_ep {
     vc_ucx_t *ucx;
@@ -31,9 +32,12 @@ struct vc_ucx {
     bool shm;
     ucp_worker_h worker;
     ucp_listener_h listener;
-    ucp_mem_h memh;
-    const uint8_t *region; /* [region, region + region_bytes) is memh */
-    size_t region_bytes;
+    struct {
+        ucp_mem_h memh;
+        const uint8_t *base;
+        size_t bytes;
+    } regions[UCX_REGIONS_MAX];
+    unsigned n_regions;
     size_t rndv_threshold;
     int fd, watched_fd;
     vc_ucx_op_t *running; /* shm */

@@ -39,7 +39,7 @@ bool vc_ucx_arm(vc_ucx_t *ucx);     /* false: progress first, events are pending
 void vc_ucx_wait(vc_ucx_t *ucx, uint32_t timeout_ms);
 /* vc_ucx_wait also returns when this descriptor can be read; -1: none. Not owned. */
 void vc_ucx_watch(vc_ucx_t *ucx, int fd);
-/* Registers a region once; sends from and receives into it use the registration. One region per vc_ucx_t. */
+/* Registers a region; sends from and receives into it use the registration. At most 4 regions per vc_ucx_t (RANGE). */
 vc_status_t vc_ucx_register(vc_ucx_t *ucx, void *base, size_t bytes, vc_err_t *err);
 
 /* ---- messages ---- */
