@@ -7,7 +7,7 @@
 
 #include "vc/config.h"
 
-#define CS_CONFIG_OPTIONS 28 /* entries of the table, its end included */
+#define CS_CONFIG_OPTIONS 64 /* room in the table; its end is the first entry without a name */
 
 typedef struct cs_config {
     const char *listen, *data_dir, *data_listen, *data_ports, *port_file;
