@@ -1,0 +1,113 @@
+/* Lives one after the other in one directory. This process opens no store and has no threads, so it may fork. */
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include "crash.h"
+
+typedef struct epoch {
+    crash_model_t *model;
+    const crash_scenario_t *scenario;
+    uint64_t seed;
+    fx_t fx;
+} epoch_t;
+
+static void after_life(epoch_t *e, int status, const char *how)
+{
+    crash_model_t *m = e->model;
+    bool is_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    m->counts.lives++;
+    m->counts.kills += is_killed;
+    m->is_killed[m->life - 1] = is_killed;
+    m->counts.recoveries_killed += is_killed && m->phase == CRASH_OPENING;
+    if (crash_may_have_evicted(m, e->scenario))
+        m->has_evicted = true;
+    if (!is_killed && !(WIFEXITED(status) && WEXITSTATUS(status) == 0))
+        crash_fail(m, "a life (%s) ended by itself with status 0x%x in phase %u", how, status, m->phase);
+    if (fx_du(&e->fx) > e->scenario->capacity_bytes)
+        crash_fail(m, "after the kill the directory has %llu bytes of %llu", (unsigned long long)fx_du_sum,
+                   (unsigned long long)e->scenario->capacity_bytes);
+}
+
+static bool live(epoch_t *e, const char *how, bool check_all)
+{
+    crash_model_t *m = e->model;
+    m->life++;
+    m->attempts++;
+    m->steps = 0;
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0)
+        crash_life(m, e->scenario, &e->fx, e->seed, how, check_all);
+    int status = 0;
+    if (pid < 0 || waitpid(pid, &status, 0) != pid)
+        crash_fail(m, "no process for a life");
+    else
+        after_life(e, status, how);
+    return !m->has_failed;
+}
+
+static bool make_dir(epoch_t *e, const char *where)
+{
+    snprintf(e->fx.dir, sizeof(e->fx.dir), "%s/vc-crash-XXXXXX", where);
+    return mkdtemp(e->fx.dir) != NULL;
+}
+
+static void report(const epoch_t *e, const char *line, size_t length)
+{
+    fprintf(stderr, "crash: %s\ncrash: repeat with VC_CRASH_CASE='%.*s'\n", e->model->failure, (int)length, line);
+}
+
+static bool run_lives(epoch_t *e, const char *line, const char *lives)
+{
+    char how[CRASH_LIFE_MAX];
+    while (*lives) {
+        size_t length = strcspn(lives, ";");
+        if (length == 0 || length >= sizeof(how) || e->model->life == CRASH_LIVES_MAX) {
+            fprintf(stderr, "crash: no life, or too many: %s\n", lives);
+            return false;
+        }
+        memcpy(how, lives, length);
+        how[length] = '\0';
+        lives += length;
+        if (!live(e, how, false)) {
+            report(e, line, (size_t)(lives - line));
+            return false;
+        }
+        lives += *lives == ';';
+    }
+    if (live(e, "-", true) && live(e, "-", true)) /* the second checks what the first has written */
+        return true;
+    report(e, line, strlen(line));
+    return false;
+}
+
+bool crash_epoch(crash_model_t *model, const char *line)
+{
+    epoch_t e = {.model = model};
+    char name[32];
+    const char *where = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
+    unsigned long long seed;
+    int at = 0;
+    if (sscanf(line, "%31s %llu %n", name, &seed, &at) != 2 || at == 0 || !crash_scenario(name)) {
+        fprintf(stderr, "crash: no case: %s\n", line);
+        return false;
+    }
+    e.scenario = crash_scenario(name);
+    e.seed = seed;
+    fx_init(&e.fx, e.scenario->n_layer);
+    rmdir(e.fx.dir);
+    e.fx.opts.capacity_bytes = e.scenario->capacity_bytes;
+    vc_status_t status = vc_keyspace_id(&e.fx.ks, &e.fx.ks_id, NULL);
+    if (status != VC_OK || !make_dir(&e, where)) {
+        fprintf(stderr, "crash: no directory under %s\n", where);
+        return false;
+    }
+    crash_model_begin_epoch(model, &e.fx);
+    e.fx.own_dir = false;
+    bool is_good = run_lives(&e, line, line + at);
+    if (is_good || !getenv("VC_CRASH_KEEP"))
+        nftw(e.fx.dir, fx_remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    else
+        fprintf(stderr, "crash: kept %s\n", e.fx.dir);
+    return is_good;
+}
