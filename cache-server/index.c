@@ -4,6 +4,7 @@
  */
 #include "index.h"
 
+#include <assert.h>
 #include <sodium.h>
 #include <string.h>
 
@@ -15,10 +16,10 @@
 struct cs_index {
     cs_entry_t **chunks;
     uint32_t n_chunks, cap_chunks;
-    uint32_t count, limit;
-    uint32_t free_list; /* through seg_next */
-    uint32_t *slots;    /* id + 1; 0 is empty */
-    uint32_t n_slots;   /* power of two */
+    uint32_t count, n_removed, limit; /* n_removed: and still held */
+    uint32_t free_list;               /* through seg_next */
+    uint32_t *slots;                  /* id + 1; 0 is empty */
+    uint32_t n_slots;                 /* power of two */
     uint8_t secret[crypto_shorthash_KEYBYTES];
 };
 
@@ -79,14 +80,14 @@ uint32_t cs_index_find(const cs_index_t *index, uint16_t column, const vc_digest
     return CS_INDEX_NONE;
 }
 
-uint32_t cs_index_find_parent(const cs_index_t *index, const cs_entry_t *child)
+static uint32_t find_parent(const cs_index_t *index, const cs_entry_t *child)
 {
-    for (uint32_t i = home(index, child->column, child->parent_fp); index->slots[i];
-         i = (i + 1) & (index->n_slots - 1)) {
+    for (uint32_t i = home(index, child->column, child->link); index->slots[i]; i = (i + 1) & (index->n_slots - 1)) {
         uint32_t id = index->slots[i] - 1;
         const cs_entry_t *entry = cs_index_entry(index, id);
+        /* The position makes a loop of parents, which damaged rows could spell, impossible. */
         if (entry->column == child->column && entry->keyspace == child->keyspace &&
-            memcmp(entry->hash.b, child->parent_fp, 8) == 0)
+            entry->block_index + 1u == child->block_index && memcmp(entry->hash.b, child->link, 8) == 0)
             return id;
     }
     return CS_INDEX_NONE;
@@ -140,15 +141,66 @@ static vc_status_t add_chunk(cs_index_t *index)
 
 vc_status_t cs_index_reserve(cs_index_t *index, uint32_t n)
 {
-    uint64_t need = (uint64_t)index->count + n;
+    uint64_t need = (uint64_t)index->count + index->n_removed + n;
     if (need >= UINT32_MAX / 2)
         return VC_ERR_NOMEM;
     while ((uint64_t)index->n_chunks * CHUNK_ENTRIES < need) {
         if (add_chunk(index) != VC_OK)
             return VC_ERR_NOMEM;
     }
-    return grow_slots(index, need);
+    return grow_slots(index, (uint64_t)index->count + n);
 }
+
+/* ---- parents ---- */
+
+static void link_parent(cs_index_t *index, uint32_t id, uint32_t parent)
+{
+    cs_entry_t *entry = cs_index_entry(index, id), *above = cs_index_entry(index, parent);
+    entry->parent = parent;
+    entry->link[0] = above->child;
+    entry->link[1] = CS_INDEX_NONE;
+    if (above->child != CS_INDEX_NONE)
+        cs_index_entry(index, above->child)->link[1] = id;
+    above->child = id;
+}
+
+/* Back to the bytes of the parent's hash. */
+static void unlink_parent(cs_index_t *index, uint32_t id)
+{
+    cs_entry_t *entry = cs_index_entry(index, id);
+    if (entry->parent == CS_INDEX_NONE)
+        return;
+    cs_entry_t *above = cs_index_entry(index, entry->parent);
+    if (entry->link[0] != CS_INDEX_NONE)
+        cs_index_entry(index, entry->link[0])->link[1] = entry->link[1];
+    if (entry->link[1] != CS_INDEX_NONE)
+        cs_index_entry(index, entry->link[1])->link[0] = entry->link[0];
+    else
+        above->child = entry->link[0];
+    memcpy(entry->link, above->hash.b, sizeof(entry->link));
+    entry->parent = CS_INDEX_NONE;
+}
+
+uint32_t cs_index_parent(cs_index_t *index, uint32_t id)
+{
+    cs_entry_t *entry = cs_index_entry(index, id);
+    if (entry->parent == CS_INDEX_NONE && entry->block_index > 0) {
+        uint32_t parent = find_parent(index, entry);
+        if (parent != CS_INDEX_NONE)
+            link_parent(index, id, parent);
+    }
+    return entry->parent;
+}
+
+void cs_index_parent_fp(const cs_index_t *index, uint32_t id, void *fp8)
+{
+    const cs_entry_t *entry = cs_index_entry(index, id);
+    memcpy(fp8,
+           entry->parent == CS_INDEX_NONE ? (const void *)entry->link : cs_index_entry(index, entry->parent)->hash.b,
+           sizeof(entry->link));
+}
+
+/* ---- entries ---- */
 
 uint32_t cs_index_insert(cs_index_t *index, const cs_entry_t *entry)
 {
@@ -159,9 +211,11 @@ uint32_t cs_index_insert(cs_index_t *index, const cs_entry_t *entry)
         id = index->limit++;
     cs_entry_t *slot = cs_index_entry(index, id);
     *slot = *entry;
-    slot->seg_next = slot->seg_prev = CS_INDEX_NONE;
+    slot->seg_next = slot->seg_prev = slot->parent = slot->child = CS_INDEX_NONE;
+    slot->holds = 0;
     index->count++;
     place(index, id);
+    (void)cs_index_parent(index, id);
     return id;
 }
 
@@ -189,14 +243,43 @@ static void close_hole(cs_index_t *index, uint32_t hole)
     index->slots[hole] = 0;
 }
 
-void cs_index_remove(cs_index_t *index, uint32_t id)
+static void free_id(cs_index_t *index, uint32_t id)
 {
-    close_hole(index, slot_of(index, id));
     cs_entry_t *entry = cs_index_entry(index, id);
     memset(entry, 0, sizeof(*entry));
     entry->seg_next = index->free_list;
     index->free_list = id;
+}
+
+void cs_index_remove(cs_index_t *index, uint32_t id)
+{
+    cs_entry_t *entry = cs_index_entry(index, id);
+    close_hole(index, slot_of(index, id));
+    unlink_parent(index, id);
+    while (entry->child != CS_INDEX_NONE)
+        unlink_parent(index, entry->child);
     index->count--;
+    entry->pages = 0;
+    if (entry->holds > 0)
+        index->n_removed++;
+    else
+        free_id(index, id);
+}
+
+void cs_index_hold(cs_index_t *index, uint32_t id)
+{
+    cs_entry_t *entry = cs_index_entry(index, id);
+    assert(entry->holds < CS_INDEX_MAX_HOLDS);
+    entry->holds++;
+}
+
+void cs_index_unhold(cs_index_t *index, uint32_t id)
+{
+    cs_entry_t *entry = cs_index_entry(index, id);
+    if (--entry->holds > 0 || entry->pages > 0)
+        return;
+    index->n_removed--;
+    free_id(index, id);
 }
 
 void cs_index_clear(cs_index_t *index)
@@ -204,7 +287,7 @@ void cs_index_clear(cs_index_t *index)
     memset(index->slots, 0, index->n_slots * sizeof(uint32_t));
     for (uint32_t i = 0; i < index->n_chunks; i++)
         memset(index->chunks[i], 0, CHUNK_ENTRIES * sizeof(cs_entry_t));
-    index->count = index->limit = 0;
+    index->count = index->n_removed = index->limit = 0;
     index->free_list = CS_INDEX_NONE;
 }
 
@@ -216,37 +299,6 @@ size_t cs_index_memory_bytes(const cs_index_t *index)
 {
     return sizeof(*index) + (size_t)index->n_chunks * CHUNK_ENTRIES * sizeof(cs_entry_t) +
            index->cap_chunks * sizeof(cs_entry_t *) + index->n_slots * sizeof(uint32_t);
-}
-
-enum { MARK_UNKNOWN = 2, MARK_VISITING = 3 };
-
-void cs_index_mark_orphans(const cs_index_t *index, uint8_t *orphan)
-{
-    memset(orphan, MARK_UNKNOWN, index->limit);
-    for (uint32_t id = 0; id < index->limit; id++) {
-        /* Up the chain until something known, then the same way again to write the answer down. A loop of parents,
-         * which damaged hints could make, ends at VISITING and counts as a hole. */
-        uint32_t at = id;
-        uint8_t answer = MARK_UNKNOWN;
-        while (answer == MARK_UNKNOWN) {
-            const cs_entry_t *entry = cs_index_entry(index, at);
-            if (orphan[at] != MARK_UNKNOWN) {
-                answer = orphan[at] == MARK_VISITING ? 1 : orphan[at];
-            } else if (!entry->pages || entry->block_index == 0) {
-                answer = 0;
-            } else {
-                orphan[at] = MARK_VISITING;
-                at = cs_index_find_parent(index, entry);
-                answer = at == CS_INDEX_NONE ? 1 : MARK_UNKNOWN;
-            }
-        }
-        if (at != CS_INDEX_NONE && orphan[at] == MARK_UNKNOWN)
-            orphan[at] = answer;
-        for (at = id; at != CS_INDEX_NONE && orphan[at] == MARK_VISITING;) {
-            orphan[at] = answer;
-            at = cs_index_find_parent(index, cs_index_entry(index, at));
-        }
-    }
 }
 
 void cs_index_link(cs_index_t *index, uint32_t id, uint32_t *head_p)

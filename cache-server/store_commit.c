@@ -133,17 +133,14 @@ static void stage_object(cs_store_t *s, const cs_upload_t *upload, uint32_t i)
     uint32_t b = upload->first_block + i % span(upload);
     const vc_digest_t *ks = &s->keyspaces[upload->keyspace].id;
     cs_entry_t entry = {.hash = upload->hashes[b],
-                        .segment = object->segment,
-                        .page = object->page,
-                        .pages = object->pages,
                         .header_crc = object->header_crc,
                         .prefix = upload->prefix,
                         .used_s = cs_now_s(s),
                         .freq = CS_EVICT_FREQ_ONE,
-                        .column = upload->columns[i / span(upload)],
-                        .keyspace = upload->keyspace,
                         .block_index = (uint16_t)b};
-    memcpy(entry.parent_fp, b > 0 ? upload->hashes[b - 1].b : ks->b, sizeof(entry.parent_fp));
+    cs_entry_set_place(&entry, object->segment, object->page, object->pages);
+    cs_entry_set_names(&entry, upload->columns[i / span(upload)], upload->keyspace);
+    memcpy(entry.link, b > 0 ? upload->hashes[b - 1].b : ks->b, sizeof(entry.link));
     cs_index_insert(s->pending, &entry);
     cs_object_row_t row = {.keyspace = *ks,
                            .segment = object->segment,
@@ -154,7 +151,7 @@ static void stage_object(cs_store_t *s, const cs_upload_t *upload, uint32_t i)
                            .block_index = b,
                            .prefix = upload->prefix,
                            .stored_s = (uint32_t)(vc_clock_wall_us(s->opts.clock) / 1000000u)};
-    memcpy(row.parent_fp, entry.parent_fp, sizeof(row.parent_fp));
+    memcpy(row.parent_fp, entry.link, sizeof(row.parent_fp));
     cs_entry_key(s, &entry, &row.key);
     cs_catalog_put_object(s->catalog, &row);
 }
@@ -200,9 +197,11 @@ static void stage_segments(cs_store_t *s, const uint8_t *touched, uint32_t n)
 static void publish(cs_store_t *s, const uint8_t *touched, uint32_t n)
 {
     for (uint32_t id = 0; id < cs_index_limit(s->pending); id++) {
-        const cs_entry_t *entry = cs_index_entry(s->pending, id);
-        if (entry->pages)
-            cs_entry_publish(s, entry);
+        cs_entry_t entry = *cs_index_entry(s->pending, id);
+        if (!entry.pages)
+            continue;
+        cs_index_parent_fp(s->pending, id, entry.link);
+        cs_entry_publish(s, &entry);
     }
     for (uint32_t i = 0; i < n; i++) {
         if (touched[i] == TOUCHED)

@@ -64,8 +64,8 @@ typedef struct cs_prefix { /* one registration; blocks of later ones that go thr
     uint32_t objects, uploads;
 } cs_prefix_t;
 
-typedef struct cs_hold { /* an object kept from eviction; valid while its segment is pinned */
-    uint32_t entry, segment, page, pages;
+typedef struct cs_hold { /* an object kept from eviction; the entry's number is valid until it is released */
+    uint32_t entry, pages;
 } cs_hold_t;
 
 typedef struct cs_lease {
@@ -85,8 +85,9 @@ typedef enum {
 } cs_object_state_t;
 
 typedef struct cs_upload_object {
-    uint8_t state; /* cs_object_state_t */
-    uint32_t segment, page, pages, header_crc;
+    uint8_t state;                             /* cs_object_state_t */
+    uint32_t segment, page, pages, header_crc; /* the extent, while WRITING or WRITTEN */
+    cs_hold_t hold;                            /* while PRESENT */
 } cs_upload_object_t;
 
 typedef enum { CS_UPLOAD_OPEN = 0, CS_UPLOAD_COMMITTING, CS_UPLOAD_DEAD } cs_upload_state_t;

@@ -1,7 +1,7 @@
 /*
- * Lookup, leases and pins. A lease pins the segments of what it found: a pinned segment is never a victim, so nothing a
- * lease names can move or be overwritten while the lease lives. Single objects may still leave the index, when they
- * turn out damaged; a hold names its entry by place, and within one life of a segment a place belongs to one object.
+ * Lookup, leases and pins. A lease holds the entries of what it found: a held object is never evicted. It may move, and
+ * the hold goes with it; it may still leave the index, when it turns out damaged or is deleted, and its entry stays a
+ * while to say so. A pin holds the entry too, and the place: a segment is not used again while one is on it.
  */
 #include <sodium.h>
 #include <string.h>
@@ -13,16 +13,16 @@
 
 cs_hold_t cs_hold_entry(cs_store_t *s, uint32_t id)
 {
-    const cs_entry_t *entry = cs_index_entry(s->index, id);
-    s->segments[entry->segment]->pins++;
-    s->pinned_bytes += (uint64_t)entry->pages * 4096;
-    return (cs_hold_t){.entry = id, .segment = entry->segment, .page = entry->page, .pages = entry->pages};
+    cs_hold_t hold = {.entry = id, .pages = (uint32_t)cs_index_entry(s->index, id)->pages};
+    cs_index_hold(s->index, id);
+    s->pinned_bytes += (uint64_t)hold.pages * 4096;
+    return hold;
 }
 
 void cs_hold_release(cs_store_t *s, const cs_hold_t *hold)
 {
-    s->segments[hold->segment]->pins--;
     s->pinned_bytes -= (uint64_t)hold->pages * 4096;
+    cs_index_unhold(s->index, hold->entry);
 }
 
 void cs_lease_free(cs_store_t *s, cs_lease_t *lease)
@@ -64,6 +64,7 @@ static uint32_t match_chain(cs_store_t *s, const found_t *found, uint32_t f, con
         entry->freq = cs_evict_touch(entry->freq, entry->used_s, now_s);
         entry->used_s = now_s;
         r->n_bytes[f] += (uint64_t)entry->pages * 4096;
+        (void)cs_index_parent(s->index, id); /* a parent that came back is linked where it is found useful */
         deepest = id;
     }
     r->n_blocks[f] = b;
@@ -283,7 +284,7 @@ void cs_pin_entry(cs_store_t *s, uint32_t id, cs_pin_t *pin_p)
     const cs_entry_t *entry = cs_index_entry(s->index, id);
     cs_segment_t *segment = s->segments[entry->segment];
     segment->pins++;
-    s->pinned_bytes += (uint64_t)entry->pages * 4096;
+    (void)cs_hold_entry(s, id);
     *pin_p = (cs_pin_t){.segment = entry->segment,
                         .version = segment->version,
                         .offset = (uint64_t)entry->page * 4096,
@@ -302,10 +303,9 @@ vc_status_t cs_store_pin_leased(cs_store_t *s, uint64_t boot_id, uint64_t lease_
     if (status == VC_OK && (fid >= CS_MAX_FIDELITIES || block >= lease->n[fid]))
         status = VC_ERR_RANGE;
     if (status == VC_OK) {
-        const cs_hold_t *hold = &lease->holds[lease->first[fid] + block];
-        const cs_entry_t *entry = cs_index_entry(s->index, hold->entry);
-        if (entry->pages && entry->segment == hold->segment && entry->page == hold->page)
-            cs_pin_entry(s, hold->entry, pin_p);
+        uint32_t id = lease->holds[lease->first[fid] + block].entry;
+        if (cs_index_entry(s->index, id)->pages > 0)
+            cs_pin_entry(s, id, pin_p);
         else
             status = VC_ERR_NOT_FOUND;
     }
@@ -329,8 +329,9 @@ vc_status_t cs_store_pin_key(cs_store_t *s, const vc_object_key_t *key, cs_pin_t
 
 void cs_store_unpin(cs_store_t *s, const cs_pin_t *pin)
 {
+    cs_hold_t hold = {.entry = (uint32_t)pin->cookie, .pages = pin->bytes / 4096};
     cs_lock(s);
     s->segments[pin->segment]->pins--;
-    s->pinned_bytes -= pin->bytes;
+    cs_hold_release(s, &hold);
     cs_unlock(s);
 }

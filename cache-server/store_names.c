@@ -222,7 +222,7 @@ uint32_t cs_entry_publish(cs_store_t *s, const cs_entry_t *entry)
 
 void cs_entry_drop(cs_store_t *s, uint32_t id, cs_miss_t why)
 {
-    cs_entry_t entry = *cs_index_entry(s->index, id);
+    const cs_entry_t entry = *cs_index_entry(s->index, id);
     cs_segment_t *segment = s->segments[entry.segment];
     uint64_t bytes = (uint64_t)entry.pages * 4096;
     vc_object_key_t key;

@@ -155,6 +155,7 @@ void cs_store_report_corrupt(cs_store_t *s, const cs_pin_t *pin)
     cs_lock(s);
     if (s->n_suspects < CS_MAX_SUSPECTS && !s->closing) { /* a full list loses the report; the reader reports again */
         s->segments[pin->segment]->pins++;
+        cs_index_hold(s->index, (uint32_t)pin->cookie);
         s->pinned_bytes += pin->bytes;
         s->suspects[s->n_suspects++] = *pin;
         pthread_cond_signal(&s->tick_work);

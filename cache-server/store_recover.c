@@ -88,7 +88,7 @@ static bool place_holds(const cs_store_t *s, const cs_object_row_t *row)
     return segment && !segment->is_dirty && segment->version == row->version && row->offset % 4096 == 0 &&
            row->offset >= CS_SEGMENT_HEADER_BYTES && row->bytes > 0 && row->bytes % 4096 == 0 &&
            row->offset <= segment->bytes && row->bytes <= segment->bytes - row->offset &&
-           row->block_index < CS_INDEX_MAX_BLOCKS;
+           (row->offset + row->bytes) / 4096 < CS_INDEX_MAX_PAGES && row->block_index < CS_INDEX_MAX_BLOCKS;
 }
 
 static void on_object(void *arg, const cs_object_row_t *row)
@@ -108,17 +108,14 @@ static void on_object(void *arg, const cs_object_row_t *row)
         return;
     cs_segment_t *segment = s->segments[row->segment];
     cs_entry_t entry = {.hash = row->key.hash,
-                        .segment = row->segment,
-                        .page = (uint32_t)(row->offset / 4096),
-                        .pages = row->bytes / 4096,
                         .header_crc = row->header_crc,
                         .prefix = row->prefix,
                         .used_s = cs_now_s(s),
                         .freq = CS_EVICT_FREQ_ONE,
-                        .column = column,
-                        .keyspace = keyspace,
                         .block_index = (uint16_t)row->block_index};
-    memcpy(entry.parent_fp, row->parent_fp, sizeof(entry.parent_fp));
+    cs_entry_set_place(&entry, row->segment, (uint32_t)(row->offset / 4096), row->bytes / 4096);
+    cs_entry_set_names(&entry, column, keyspace);
+    memcpy(entry.link, row->parent_fp, sizeof(entry.link));
     cs_entry_publish(s, &entry);
     segment->class_id = row->key.fidelity == VC_FIDELITY_FULL ? CS_CLASS_FULL : CS_CLASS_COMPRESSED;
     segment->tail = VC_MAX(segment->tail, row->offset + row->bytes);
@@ -186,6 +183,11 @@ static void settle(cs_store_t *s)
             settle_live(s, segment);
         else if (segment)
             settle_empty(s, segment);
+    }
+    /* Rows come in the order of their hashes: half of the children before their parents. */
+    for (uint32_t id = 0; id < cs_index_limit(s->index); id++) {
+        if (cs_index_entry(s->index, id)->pages > 0)
+            (void)cs_index_parent(s->index, id);
     }
     for (uint32_t i = 0; i < s->n_keyspaces; i++)
         s->keyspaces[i].uploads = 0;

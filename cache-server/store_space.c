@@ -274,12 +274,14 @@ void cs_drops_forget(cs_store_t *s, uint32_t n_drops, uint32_t n_dead)
     s->n_dead_prefixes -= n_dead;
 }
 
-static double segment_worth(const cs_store_t *s, const cs_segment_t *segment, const uint8_t *orphan, uint32_t now_s)
+static double segment_worth(const cs_store_t *s, const cs_segment_t *segment, uint32_t now_s, bool *is_held_p)
 {
     double worth = 0;
     for (uint32_t id = segment->first_entry; id != CS_INDEX_NONE;) {
         const cs_entry_t *entry = cs_index_entry(s->index, id);
-        worth += cs_evict_object_worth(entry->freq, entry->used_s, entry->block_index, orphan && orphan[id], now_s);
+        bool is_orphan = entry->block_index > 0 && entry->parent == CS_INDEX_NONE;
+        worth += cs_evict_object_worth(entry->freq, entry->used_s, (uint32_t)entry->block_index, is_orphan, now_s);
+        *is_held_p = *is_held_p || entry->holds > 0;
         id = entry->seg_next;
     }
     return worth;
@@ -287,28 +289,24 @@ static double segment_worth(const cs_store_t *s, const cs_segment_t *segment, co
 
 static cs_segment_t *pick_victim(cs_store_t *s)
 {
-    uint32_t limit = cs_index_limit(s->index), n = 0, now_s = cs_now_s(s);
+    uint32_t n = 0, now_s = cs_now_s(s);
     cs_evict_segment_t *candidates = vc_calloc(s->cap_segments, sizeof(*candidates));
-    uint8_t *orphan = vc_alloc(limit); /* without memory for the marks nothing counts as an orphan */
-    if (!candidates) {
-        vc_free(orphan);
+    if (!candidates)
         return NULL;
-    }
-    if (orphan)
-        cs_index_mark_orphans(s->index, orphan);
     for (uint32_t i = 0; i < s->cap_segments; i++) {
         const cs_segment_t *segment = s->segments[i];
         if (!segment || segment->state != CS_SEGMENT_SEALED)
             continue;
+        bool is_kept = segment->pins > 0 || segment->writers > 0;
+        double worth = segment_worth(s, segment, now_s, &is_kept);
         candidates[n++] = (cs_evict_segment_t){.id = i,
                                                .is_full_copy = segment->class_id == CS_CLASS_FULL,
-                                               .is_kept = segment->pins > 0 || segment->writers > 0,
+                                               .is_kept = is_kept,
                                                .bytes = segment->bytes,
-                                               .worth = segment_worth(s, segment, orphan, now_s)};
+                                               .worth = worth};
     }
     size_t victim = cs_evict_pick(candidates, n);
     cs_segment_t *segment = victim < n ? s->segments[candidates[victim].id] : NULL;
-    vc_free(orphan);
     vc_free(candidates);
     return segment;
 }

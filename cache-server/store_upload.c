@@ -23,9 +23,8 @@ static uint32_t span(const cs_upload_t *upload) { return upload->n_blocks - uplo
 
 static void object_clear(cs_store_t *s, cs_upload_object_t *object)
 {
-    cs_hold_t hold = {.segment = object->segment, .pages = object->pages};
     if (object->state == CS_OBJECT_PRESENT)
-        cs_hold_release(s, &hold);
+        cs_hold_release(s, &object->hold);
     else if (object->state != CS_OBJECT_MISSING)
         cs_object_segment(s, object)->writers--;
     object->state = CS_OBJECT_MISSING;
@@ -33,11 +32,8 @@ static void object_clear(cs_store_t *s, cs_upload_object_t *object)
 
 static void object_hold(cs_store_t *s, cs_upload_object_t *object, uint32_t id)
 {
-    cs_hold_t hold = cs_hold_entry(s, id);
+    object->hold = cs_hold_entry(s, id);
     object->state = CS_OBJECT_PRESENT;
-    object->segment = hold.segment;
-    object->page = hold.page;
-    object->pages = hold.pages;
 }
 
 void cs_upload_detach(cs_store_t *s, cs_upload_t *upload)
