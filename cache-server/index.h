@@ -48,10 +48,10 @@ static inline void cs_entry_set_place(cs_entry_t *entry, uint32_t segment, uint3
     entry->pages = pages & (CS_INDEX_MAX_PAGES - 1);
 }
 
-static inline void cs_entry_set_names(cs_entry_t *entry, uint16_t column, uint16_t keyspace)
+static inline void cs_entry_set_names(cs_entry_t *entry, uint32_t column, uint32_t keyspace)
 {
-    entry->column = column & 0xfff;
-    entry->keyspace = keyspace & 0xfff;
+    entry->column = column & 0xfffu;
+    entry->keyspace = keyspace & 0xfffu;
 }
 
 vc_status_t cs_index_create(cs_index_t **index_p);
