@@ -25,6 +25,7 @@ struct cs_server {
     cs_store_t *store;
     cs_dataplane_t *dataplane;
     cs_service_t *service;
+    const cs_config_t *config; /* the caller's */
     uint32_t grace_ms;
     char data_address[300];
 };
@@ -84,6 +85,12 @@ static uint32_t data_stats(void *arg, cs_stat_t *stats, uint32_t cap)
         stats[i].value = (double)all[i].value;
     }
     return n;
+}
+
+static void each_option(void *arg, vc_config_fn each, void *each_arg)
+{
+    const cs_server_t *s = arg;
+    vc_config_each(s->config->table, s->config->parsed, each, each_arg);
 }
 
 /* ---- start ---- */
@@ -153,6 +160,7 @@ static vc_status_t start_service(cs_server_t *s, const cs_config_t *c, vc_err_t 
     o.data_address = s->data_address;
     o.shm_address = s->dataplane != NULL ? cs_dataplane_shm_address(s->dataplane) : "";
     o.more_stats = data_stats;
+    o.each_option = each_option;
     o.arg = s;
     return cs_service_start(&o, &s->service, err);
 }
@@ -194,6 +202,7 @@ vc_status_t cs_server_start(const cs_config_t *config, cs_server_t **server_p, v
     cs_server_t *s = vc_calloc(1, sizeof(*s));
     if (s == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory");
+    s->config = config;
     s->grace_ms = (uint32_t)config->grace_ms;
     vc_status_t st = raise_file_limit(err);
     if (st == VC_OK)
@@ -222,7 +231,7 @@ void cs_server_stop(cs_server_t *s)
     if (s == NULL)
         return;
     if (s->service != NULL)
-        cs_service_drain(s->service);
+        cs_service_drain(s->service, true);
     cs_service_stop(s->service, s->grace_ms);
     if (s->dataplane != NULL)
         cs_dataplane_stop(s->dataplane);

@@ -6,7 +6,7 @@
 
 typedef struct cs_server cs_server_t;
 
-/* Returns when every module runs and the port file is written. */
+/* Returns when every module runs and the port file is written. config must outlive the server. */
 vc_status_t cs_server_start(const cs_config_t *config, cs_server_t **server_p, vc_err_t *err);
 /* Drains and stops: health says no, running calls get the grace period, then the data plane, the store, the workers. */
 void cs_server_stop(cs_server_t *server);

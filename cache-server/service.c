@@ -181,12 +181,28 @@ static vc_status_t lookup_reply(cs_service_t *s, lookup_t *l, size_t n_fid, vc_b
     return cs_pack(&reply.base, resp, err);
 }
 
+/* What the windows of the hit rate are made of; the store keeps the totals. */
+static void lookup_count(cs_service_t *s, const lookup_t *l, size_t n_fid, uint64_t now_us)
+{
+    for (size_t i = 0; i < n_fid; i++) {
+        cs_hits_sum_t sum = {.asked_blocks = l->n_hashes,
+                             .hit_blocks = l->result.n_blocks[i],
+                             .asked_tokens = (uint64_t)l->n_hashes * l->ks.shape.block_tokens,
+                             .hit_tokens = (uint64_t)l->result.n_blocks[i] * l->ks.shape.block_tokens};
+        cs_hits_add(l->fids[i].fidelity == VC_FIDELITY_FULL ? &s->hits_full : &s->hits_compressed, now_us, &sum);
+    }
+}
+
 vc_status_t cs_service_lookup(void *arg, vc_rpc_call_t *call, const uint8_t *req, size_t len, vc_bytes_t *resp,
                               vc_err_t *err)
 {
     (void)call;
     cs_service_t *s = arg;
+    uint64_t start_us = vc_clock_now_us(s->o.clock);
     cs_count(&s->n.lookups, 1);
+    vc_status_t refused = cs_refuse_draining(s, err);
+    if (refused != VC_OK)
+        return refused;
     Vericache__V1__LookupRequest *m = vericache__v1__lookup_request__unpack(NULL, len, req);
     if (m == NULL)
         return vc_err_set(err, VC_ERR_INVALID, "request is not a LookupRequest");
@@ -197,10 +213,13 @@ vc_status_t cs_service_lookup(void *arg, vc_rpc_call_t *call, const uint8_t *req
                              m->want_lease, &l.result, err);
     if (st == VC_OK) {
         lookup_miss_reasons(s, &l, m->n_fidelities);
+        if (m->want_lease)
+            lookup_count(s, &l, m->n_fidelities, start_us);
         st = lookup_reply(s, &l, m->n_fidelities, resp, err);
     }
     vc_free(l.hashes);
     vericache__v1__lookup_request__free_unpacked(m, NULL);
+    cs_hist_add(&s->lookup_time, vc_clock_now_us(s->o.clock) - start_us);
     return st;
 }
 
@@ -281,9 +300,17 @@ static vc_status_t start_rpc(cs_service_t *s, vc_err_t *err)
         {CACHE "Fetch", NULL, cs_service_fetch, s->o.max_fetch_streams},
         {CACHE "RenewLease", cs_service_renew, NULL, 0},
         {CACHE "ReleaseLease", cs_service_release, NULL, 0},
+        {CACHE "Pin", cs_service_pin, NULL, 0},
+        {CACHE "Unpin", cs_service_unpin, NULL, 0},
+        {CACHE "Delete", cs_service_delete, NULL, 0},
         {CACHE "GetStats", cs_service_stats, NULL, 0},
+        {CACHE "WatchStats", NULL, cs_service_stats_watch, CS_SERVICE_WATCHERS + 1},
         {CACHE "ListPrefixes", cs_service_prefixes, NULL, 0},
+        {CACHE "Drain", cs_service_drain_call, NULL, 0},
+        {CACHE "Scrub", cs_service_scrub, NULL, 0},
+        {CACHE "GetConfig", cs_service_config, NULL, 0},
         {"/grpc.health.v1.Health/Check", cs_service_health, NULL, 0},
+        {"/grpc.health.v1.Health/Watch", NULL, cs_service_health_watch, CS_SERVICE_WATCHERS + 1},
     };
     vc_rpc_server_opts_t o;
     vc_rpc_server_opts_default(&o);
@@ -296,20 +323,49 @@ static vc_status_t start_rpc(cs_service_t *s, vc_err_t *err)
     return vc_rpc_server_start(&o, &s->rpc, err);
 }
 
+static void init_sync(cs_service_t *s)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->returned, NULL);
+    pthread_mutex_init(&s->watch_lock, NULL);
+    pthread_cond_init(&s->watch_changed, &attr);
+    pthread_mutex_init(&s->slow_lock, NULL);
+    pthread_cond_init(&s->slow_work, NULL);
+    pthread_condattr_destroy(&attr);
+    cs_hits_init(&s->hits_full, vc_clock_now_us(s->o.clock));
+    cs_hits_init(&s->hits_compressed, vc_clock_now_us(s->o.clock));
+}
+
+static void fini_sync(cs_service_t *s)
+{
+    cs_hits_fini(&s->hits_full);
+    cs_hits_fini(&s->hits_compressed);
+    pthread_cond_destroy(&s->slow_work);
+    pthread_mutex_destroy(&s->slow_lock);
+    pthread_cond_destroy(&s->watch_changed);
+    pthread_mutex_destroy(&s->watch_lock);
+    pthread_cond_destroy(&s->returned);
+    pthread_mutex_destroy(&s->lock);
+}
+
 vc_status_t cs_service_start(const cs_service_opts_t *opts, cs_service_t **service_p, vc_err_t *err)
 {
     cs_service_t *s = vc_calloc(1, sizeof(*s));
     if (s == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory");
     s->o = *opts;
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->returned, NULL);
+    init_sync(s);
     s->data_address = vc_strdup(opts->data_address != NULL ? opts->data_address : "");
     s->shm_address = vc_strdup(opts->shm_address != NULL ? opts->shm_address : "");
     vc_status_t st =
         s->data_address == NULL || s->shm_address == NULL ? vc_err_set(err, VC_ERR_NOMEM, "out of memory") : VC_OK;
     if (st == VC_OK)
         st = cs_pace_create(s->o.egress_bits_per_s, vc_clock_now_us(s->o.clock), &s->pace);
+    if (st == VC_OK)
+        st = cs_slow_start(s, err);
     if (st == VC_OK)
         st = start_rpc(s, err);
     if (st != VC_OK) {
@@ -322,20 +378,19 @@ vc_status_t cs_service_start(const cs_service_opts_t *opts, cs_service_t **servi
 
 int cs_service_port(const cs_service_t *service) { return vc_rpc_server_port(service->rpc); }
 
-void cs_service_drain(cs_service_t *service) { atomic_store_explicit(&service->draining, true, memory_order_relaxed); }
-
 void cs_service_stop(cs_service_t *s, uint32_t grace_ms)
 {
     if (s == NULL)
         return;
+    cs_watch_end(s);
     vc_rpc_server_stop(s->rpc, grace_ms);
+    cs_slow_stop(s);
     pthread_mutex_lock(&s->lock);
     while (s->buffers_out != 0)
         pthread_cond_wait(&s->returned, &s->lock);
     pthread_mutex_unlock(&s->lock);
     cs_pace_destroy(s->pace);
-    pthread_cond_destroy(&s->returned);
-    pthread_mutex_destroy(&s->lock);
+    fini_sync(s);
     vc_free(s->data_address);
     vc_free(s->shm_address);
     vc_free(s);

@@ -11,6 +11,7 @@
 
 #include "store.h"
 #include "vc/clock.h"
+#include "vc/config.h"
 
 typedef struct cs_service cs_service_t;
 
@@ -34,14 +35,24 @@ typedef struct cs_service_opts {
     const char *shm_address;  /* the same */
     /* More statistics, e.g. of the data plane: writes at most cap, returns how many. May be NULL. */
     uint32_t (*more_stats)(void *arg, cs_stat_t *stats, uint32_t cap);
-    void *arg;
+    /* Calls each(each_arg, name, value, source) for every option in force, for GetConfig. May be NULL. */
+    void (*each_option)(void *arg, vc_config_fn each, void *each_arg);
+    void *arg; /* of both */
 } cs_service_opts_t;
 void cs_service_opts_default(cs_service_opts_t *opts);
 
 vc_status_t cs_service_start(const cs_service_opts_t *opts, cs_service_t **service_p, vc_err_t *err);
 int cs_service_port(const cs_service_t *service);
-/* Health answers NOT_SERVING from now on; calls still work. */
-void cs_service_drain(cs_service_t *service);
+/* Health answers NOT_SERVING from now on, lookups and registrations are refused; leases and uploads that are out go on.
+ * false: back into use. */
+void cs_service_drain(cs_service_t *service, bool on);
+typedef struct cs_drain_report {
+    bool is_draining;
+    cs_lease_report_t leases;
+    uint32_t uploads, commits, transfers; /* open; waiting for the disk; gRPC streams and data-plane operations */
+} cs_drain_report_t;
+void cs_service_report(cs_service_t *service, cs_drain_report_t *report_p);
+bool cs_drain_is_done(const cs_drain_report_t *report); /* nothing is out any more */
 /* Stops the rpc server within grace_ms plus the time a dead connection takes, then waits for every buffer. */
 void cs_service_stop(cs_service_t *service, uint32_t grace_ms);
 

@@ -56,6 +56,9 @@ vc_status_t cs_service_begin(void *arg, vc_rpc_call_t *call, const uint8_t *req,
     (void)call;
     cs_service_t *s = arg;
     cs_count(&s->n.registers, 1);
+    vc_status_t refused = cs_refuse_draining(s, err);
+    if (refused != VC_OK)
+        return refused;
     Vericache__V1__BeginRegisterRequest *m = vericache__v1__begin_register_request__unpack(NULL, len, req);
     if (m == NULL)
         return vc_err_set(err, VC_ERR_INVALID, "request is not a BeginRegisterRequest");
@@ -77,6 +80,7 @@ vc_status_t cs_service_begin(void *arg, vc_rpc_call_t *call, const uint8_t *req,
     }
     vc_free(missing);
     vericache__v1__begin_register_request__free_unpacked(m, NULL);
+    cs_count_refusal(s, st);
     return st;
 }
 
@@ -97,7 +101,7 @@ static vc_status_t upload_error(vc_status_t st, uint64_t id, vc_err_t *err)
 typedef struct {
     cs_service_t *s;
     vc_rpc_later_t *later;
-    uint64_t upload_id;
+    uint64_t upload_id, start_us;
 } commit_t;
 
 static void commit_finish(commit_t *c, vc_status_t st, vc_err_t *err)
@@ -105,6 +109,8 @@ static void commit_finish(commit_t *c, vc_status_t st, vc_err_t *err)
     cs_service_t *s = c->s;
     vc_bytes_t reply_bytes = {0};
     st = upload_error(st, c->upload_id, err);
+    cs_count_refusal(s, st);
+    cs_hist_add(&s->commit_time, vc_clock_now_us(s->o.clock) - c->start_us);
     if (st == VC_OK) {
         Vericache__V1__CommitReply reply = VERICACHE__V1__COMMIT_REPLY__INIT;
         st = cs_pack(&reply.base, &reply_bytes, err);
@@ -134,6 +140,7 @@ static vc_status_t commit_start(cs_service_t *s, vc_rpc_call_t *call, uint64_t u
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory");
     }
     *c = (commit_t){.s = s, .later = vc_rpc_call_defer(call), .upload_id = upload_id};
+    c->start_us = vc_clock_now_us(s->o.clock);
     vc_status_t st = cs_store_commit(s->o.store, upload_id, token, commit_done, c, err);
     if (st != VC_OK) /* the callback never runs */
         commit_finish(c, st, err);
@@ -154,6 +161,7 @@ vc_status_t cs_service_commit(void *arg, vc_rpc_call_t *call, const uint8_t *req
     if (st == VC_OK)
         st = commit_start(s, call, m->upload_id, &token, err);
     vericache__v1__upload_ref__free_unpacked(m, NULL);
+    cs_count_refusal(s, st); /* deferred: OK so far */
     return st;
 }
 
@@ -198,6 +206,7 @@ typedef struct {
     put_t *put;
     cs_buf_t *buf;
     uint32_t bytes;
+    uint64_t start_us;
 } put_op_t;
 
 static void put_done(void *arg, vc_status_t status)
@@ -211,6 +220,8 @@ static void put_done(void *arg, vc_status_t status)
         atomic_fetch_add_explicit(&p->present, 1, memory_order_relaxed);
         status = VC_OK;
     }
+    cs_hist_add(&p->s->put_time, vc_clock_now_us(p->s->o.clock) - op->start_us);
+    cs_count_refusal(p->s, status);
     cs_bufpool_put(p->s->o.pool, op->buf);
     vc_free(op);
     cs_latch_done(&p->latch, status);
@@ -228,7 +239,7 @@ static vc_status_t put_record(put_t *p, vc_err_t *err)
     put_op_t *op = vc_alloc(sizeof(*op));
     if (op == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory");
-    *op = (put_op_t){p, p->buf, (uint32_t)p->record_bytes};
+    *op = (put_op_t){p, p->buf, (uint32_t)p->record_bytes, vc_clock_now_us(p->s->o.clock)};
     cs_latch_add(&p->latch);
     vc_status_t st = cs_store_put(p->s->o.store, NULL, p->upload_id, &p->token, op->buf, op->bytes, put_done, op, err);
     p->buf = NULL;

@@ -1,4 +1,4 @@
-/* Statistics by name, prefixes, and the standard health call. The names are documented in README.md. */
+/* Statistics by name, once or again and again, and the list of prefixes. The names are documented in OPERATING.md. */
 #include <stdio.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@
 #include "store_scrub.h"
 #include "vc/mem.h"
 
-#define STATS_MAX 160
+#define STATS_MAX 400
 #define PREFIXES_MAX 1000
 
 typedef struct {
@@ -69,6 +69,20 @@ static void add_store(stats_t *st, const cs_store_stats_t *s)
     add(st, "used_bytes", "", (double)s->used_bytes);
     add(st, "segments", "", (double)s->n_segments);
     add(st, "evictions", "", (double)s->evictions);
+    add(st, "evicted_bytes", "", (double)s->evicted_bytes);
+    add(st, "compactions", "", (double)s->compactions);
+    add(st, "moved_bytes", "", (double)s->moved_bytes);
+    add(st, "segment_written_bytes", "", (double)s->segment_written);
+    add(st, "write_amplification", "", s->write_amplification);
+    add(st, "dead_bytes", "", (double)s->dead_bytes);
+    add(st, "kept_objects", "", (double)s->kept_objects);
+    add(st, "kept_bytes", "", (double)s->kept_bytes);
+    add(st, "index_bytes", "", (double)s->index_bytes);
+    add(st, "tenants", "", (double)s->tenants);
+    add(st, "tenant_largest_bytes", "", (double)s->tenant_largest_bytes);
+    add(st, "tenant_quota_bytes", "", (double)s->tenant_quota_bytes);
+    add(st, "quota_rejected", "", (double)s->quota_rejected);
+    add(st, "quota_evicted", "", (double)s->quota_evicted);
     add(st, "readonly", "", s->readonly ? 1 : 0);
 }
 
@@ -116,6 +130,10 @@ static void add_service(stats_t *st, cs_service_t *s)
     add(st, "rpc_registers", "", load(&s->n.registers));
     add(st, "rpc_commits", "", load(&s->n.commits));
     add(st, "rpc_commits_waiting", "", atomic_load_explicit(&s->n.commits_waiting, memory_order_relaxed));
+    add(st, "rpc_watchers", "",
+        atomic_load_explicit(&s->n.stats_watchers, memory_order_relaxed) +
+            atomic_load_explicit(&s->n.health_watchers, memory_order_relaxed));
+    add(st, "draining", "", atomic_load_explicit(&s->draining, memory_order_relaxed) ? 1 : 0);
     add(st, "rpc_fetches", "", load(&s->n.fetches));
     add(st, "rpc_fetch_records", "", load(&s->n.fetch_records));
     add(st, "rpc_fetch_bytes", "", load(&s->n.fetch_bytes));
@@ -129,53 +147,163 @@ static void add_service(stats_t *st, cs_service_t *s)
     add(st, "generation", "", (double)cs_store_generation(s->o.store));
 }
 
-static vc_status_t stats_reply(const stats_t *st, vc_bytes_t *resp, vc_err_t *err)
+static void add_time(stats_t *st, const char *name, const cs_hist_t *hist)
 {
-    Vericache__V1__GetStatsReply reply = VERICACHE__V1__GET_STATS_REPLY__INIT;
-    Vericache__V1__GetStatsReply__Stat *items = vc_calloc(st->n, sizeof(*items));
-    Vericache__V1__GetStatsReply__Stat **list = vc_calloc(st->n, sizeof(*list));
-    vc_status_t status = VC_ERR_NOMEM;
-    if (items != NULL && list != NULL) {
-        for (uint32_t i = 0; i < st->n; i++) {
-            items[i] = (Vericache__V1__GetStatsReply__Stat)VERICACHE__V1__GET_STATS_REPLY__STAT__INIT;
-            items[i].name = (char *)(uintptr_t)st->list[i].name;
-            items[i].value = st->list[i].value;
-            list[i] = &items[i];
-        }
-        reply.n_stats = st->n;
-        reply.stats = list;
-        status = cs_pack(&reply.base, resp, err);
+    cs_hist_sum_t sum;
+    cs_hist_read(hist, &sum);
+    add(st, name, "_count", (double)sum.count);
+    add(st, name, "_p50_ms", (double)sum.p50_us / 1e3);
+    add(st, name, "_p90_ms", (double)sum.p90_us / 1e3);
+    add(st, name, "_p99_ms", (double)sum.p99_us / 1e3);
+    add(st, name, "_p999_ms", (double)sum.p999_us / 1e3);
+    add(st, name, "_max_ms", (double)sum.max_us / 1e3);
+}
+
+static void add_windows(stats_t *st, cs_service_t *s, cs_hits_t *hits, const char *fidelity)
+{
+    static const struct {
+        const char *name;
+        uint32_t steps;
+    } windows[] = {{"1m", 6}, {"10m", 60}, {"1h", 360}};
+    uint64_t now_us = vc_clock_now_us(s->o.clock);
+    for (size_t i = 0; i < VC_ARRAY_LEN(windows); i++) {
+        cs_hits_sum_t sum;
+        char suffix[32];
+        snprintf(suffix, sizeof(suffix), "_%s%s", windows[i].name, fidelity);
+        cs_hits_read(hits, now_us, windows[i].steps, &sum);
+        add(st, "lookup_blocks", suffix, (double)sum.asked_blocks);
+        add(st, "hit_rate_blocks", suffix, share(sum.hit_blocks, sum.asked_blocks));
+        add(st, "hit_rate_tokens", suffix, share(sum.hit_tokens, sum.asked_tokens));
     }
-    vc_free(items);
-    vc_free(list);
-    return status == VC_OK ? status : vc_err_set(err, status, "out of memory");
+}
+
+void cs_count_refusal(cs_service_t *s, vc_status_t status)
+{
+    switch (status) {
+    case VC_OK:
+    case VC_ERR_CANCELLED: break; /* the store is closing */
+    case VC_ERR_NOSPACE: cs_count(&s->n.refused_space, 1); break;
+    case VC_ERR_READONLY: cs_count(&s->n.refused_readonly, 1); break;
+    case VC_ERR_BUSY: cs_count(&s->n.refused_limit, 1); break;
+    case VC_ERR_STALE:
+    case VC_ERR_NOT_FOUND: cs_count(&s->n.refused_expired, 1); break;
+    case VC_ERR_IO:
+    case VC_ERR_NOMEM:
+    case VC_ERR_INTERNAL: cs_count(&s->n.refused_disk, 1); break;
+    default: cs_count(&s->n.refused_invalid, 1); break;
+    }
+}
+
+static void add_refusals(stats_t *st, cs_service_t *s)
+{
+    add(st, "refused_draining", "", load(&s->n.refused_draining));
+    add(st, "refused_space", "", load(&s->n.refused_space));
+    add(st, "refused_readonly", "", load(&s->n.refused_readonly));
+    add(st, "refused_limit", "", load(&s->n.refused_limit));
+    add(st, "refused_disk", "", load(&s->n.refused_disk));
+    add(st, "refused_expired", "", load(&s->n.refused_expired));
+    add(st, "refused_invalid", "", load(&s->n.refused_invalid));
+}
+
+static void collect(cs_service_t *s, stats_t *st)
+{
+    cs_store_stats_t store;
+    cs_scrub_info_t scrub;
+    cs_store_get_stats(s->o.store, &store);
+    cs_store_scrub_info(s->o.store, &scrub);
+    add_store(st, &store);
+    add_windows(st, s, &s->hits_full, "_full");
+    add_windows(st, s, &s->hits_compressed, "_compressed");
+    add_ram(st, cs_store_ramtier(s->o.store));
+    add_scrub(st, &scrub);
+    add_refusals(st, s);
+    add_time(st, "time_lookup", &s->lookup_time);
+    add_time(st, "time_fetch_first", &s->fetch_time);
+    add_time(st, "time_put", &s->put_time);
+    add_time(st, "time_commit", &s->commit_time);
+    add_service(st, s);
+    if (s->o.more_stats != NULL)
+        st->n += s->o.more_stats(s->o.arg, st->list + st->n, STATS_MAX - st->n);
+}
+
+/* A reply over the numbers of st, built once and refilled by whoever sends it again. */
+typedef struct {
+    stats_t st;
+    Vericache__V1__GetStatsReply reply;
+    Vericache__V1__GetStatsReply__Stat items[STATS_MAX], *list[STATS_MAX];
+} answer_t;
+
+static void fill_answer(cs_service_t *s, answer_t *a)
+{
+    a->st.n = 0;
+    collect(s, &a->st);
+    a->reply = (Vericache__V1__GetStatsReply)VERICACHE__V1__GET_STATS_REPLY__INIT;
+    for (uint32_t i = 0; i < a->st.n; i++) {
+        a->items[i] = (Vericache__V1__GetStatsReply__Stat)VERICACHE__V1__GET_STATS_REPLY__STAT__INIT;
+        a->items[i].name = a->st.list[i].name;
+        a->items[i].value = a->st.list[i].value;
+        a->list[i] = &a->items[i];
+    }
+    a->reply.n_stats = a->st.n;
+    a->reply.stats = a->list;
 }
 
 vc_status_t cs_service_stats(void *arg, vc_rpc_call_t *call, const uint8_t *req, size_t len, vc_bytes_t *resp,
                              vc_err_t *err)
 {
     (void)call;
-    cs_service_t *s = arg;
     Vericache__V1__GetStatsRequest *m = vericache__v1__get_stats_request__unpack(NULL, len, req);
     if (m == NULL)
         return vc_err_set(err, VC_ERR_INVALID, "request is not a GetStatsRequest");
     vericache__v1__get_stats_request__free_unpacked(m, NULL);
-    stats_t *st = vc_calloc(1, sizeof(*st));
-    if (st == NULL)
+    answer_t *a = vc_alloc(sizeof(*a));
+    if (a == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory");
-    cs_store_stats_t store;
-    cs_scrub_info_t scrub;
-    cs_store_get_stats(s->o.store, &store);
-    cs_store_scrub_info(s->o.store, &scrub);
-    add_store(st, &store);
-    add_ram(st, cs_store_ramtier(s->o.store));
-    add_scrub(st, &scrub);
-    add_service(st, s);
-    if (s->o.more_stats != NULL)
-        st->n += s->o.more_stats(s->o.arg, st->list + st->n, STATS_MAX - st->n);
-    vc_status_t status = stats_reply(st, resp, err);
-    vc_free(st);
+    fill_answer(arg, a);
+    vc_status_t status = cs_pack(&a->reply.base, resp, err);
+    vc_free(a);
     return status;
+}
+
+static vc_status_t watch_interval(cs_service_t *s, vc_rpc_call_t *call, uint32_t *interval_ms_p, vc_err_t *err)
+{
+    vc_bytes_t req = {0};
+    vc_status_t st = cs_watch_request(s, call, &req, err);
+    if (st != VC_OK)
+        return st;
+    Vericache__V1__WatchStatsRequest *m = vericache__v1__watch_stats_request__unpack(NULL, req.len, req.data);
+    vc_bytes_free(&req);
+    if (m == NULL)
+        return vc_err_set(err, VC_ERR_INVALID, "request is not a WatchStatsRequest");
+    *interval_ms_p = m->interval_ms != 0 ? m->interval_ms : 1000;
+    vericache__v1__watch_stats_request__free_unpacked(m, NULL);
+    if (*interval_ms_p < 100 || *interval_ms_p > 3600000)
+        return vc_err_set(err, VC_ERR_RANGE, "an interval of %u ms is not 100 to 3600000", *interval_ms_p);
+    return VC_OK;
+}
+
+vc_status_t cs_service_stats_watch(void *arg, vc_rpc_call_t *call, vc_err_t *err)
+{
+    cs_service_t *s = arg;
+    uint32_t interval_ms = 0;
+    uint64_t epoch;
+    vc_status_t st = watch_interval(s, call, &interval_ms, err);
+    if (st == VC_OK)
+        st = cs_watch_begin(s, &s->n.stats_watchers, CS_SERVICE_WATCHERS, &epoch, err);
+    if (st != VC_OK)
+        return st;
+    answer_t *a = vc_alloc(sizeof(*a));
+    if (a == NULL)
+        st = vc_err_set(err, VC_ERR_NOMEM, "out of memory");
+    while (st == VC_OK) {
+        fill_answer(s, a);
+        st = cs_watch_send(call, &a->reply.base, err);
+        if (st == VC_OK)
+            st = cs_watch_wait(s, call, &epoch, interval_ms, err);
+    }
+    vc_free(a);
+    atomic_fetch_sub_explicit(&s->n.stats_watchers, 1, memory_order_relaxed);
+    return st;
 }
 
 /* ---- prefixes ---- */
@@ -208,8 +336,8 @@ static vc_status_t prefixes_reply(const cs_prefix_info_t *info, uint32_t n, vc_b
     return status == VC_OK ? status : vc_err_set(err, status, "out of memory");
 }
 
-vc_status_t cs_service_prefixes(void *arg, vc_rpc_call_t *call, const uint8_t *req, size_t len, vc_bytes_t *resp,
-                                vc_err_t *err)
+vc_status_t cs_service_prefixes_now(void *arg, vc_rpc_call_t *call, const uint8_t *req, size_t len, vc_bytes_t *resp,
+                                    vc_err_t *err)
 {
     (void)call;
     cs_service_t *s = arg;
@@ -231,27 +359,4 @@ vc_status_t cs_service_prefixes(void *arg, vc_rpc_call_t *call, const uint8_t *r
         vc_err_set(err, st, "cannot list prefixes: %s", vc_status_name(st));
     vc_free(info);
     return st;
-}
-
-/* ---- health ---- */
-
-vc_status_t cs_service_health(void *arg, vc_rpc_call_t *call, const uint8_t *req, size_t len, vc_bytes_t *resp,
-                              vc_err_t *err)
-{
-    (void)call;
-    cs_service_t *s = arg;
-    Grpc__Health__V1__HealthCheckRequest *m = grpc__health__v1__health_check_request__unpack(NULL, len, req);
-    if (m == NULL)
-        return vc_err_set(err, VC_ERR_INVALID, "request is not a HealthCheckRequest");
-    bool known = m->service[0] == '\0' || strcmp(m->service, "vericache.v1.Cache") == 0;
-    if (!known)
-        vc_err_set(err, VC_ERR_NOT_FOUND, "service \"%.100s\" is unknown", m->service);
-    grpc__health__v1__health_check_request__free_unpacked(m, NULL);
-    if (!known)
-        return VC_ERR_NOT_FOUND;
-    Grpc__Health__V1__HealthCheckResponse reply = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
-    reply.status = atomic_load_explicit(&s->draining, memory_order_relaxed)
-                       ? GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING
-                       : GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING;
-    return cs_pack(&reply.base, resp, err);
 }

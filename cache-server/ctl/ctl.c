@@ -12,7 +12,7 @@
 #include "vc/mem.h"
 #include "vericache/vericache.h"
 
-#define STATS_MAX 256
+#define STATS_MAX 512
 
 typedef struct {
     const char *server;

@@ -61,9 +61,10 @@ static void print_string(const char *text, FILE *out)
     fputc('"', out);
 }
 
+static const char *const source_names[] = {"default", "file", "environment", "flag"};
+
 void vc_config_print_values(const vc_opt_t *table, const vc_config_t *config, FILE *out)
 {
-    static const char *const source_names[] = {"default", "file", "environment", "flag"};
     for (size_t i = 0; table[i].name != NULL; i++) {
         char text[CONFIG_TEXT_MAX];
         config_value_text(&table[i], text, sizeof(text));
@@ -73,5 +74,14 @@ void vc_config_print_values(const vc_opt_t *table, const vc_config_t *config, FI
         else
             fputs(text, out);
         fprintf(out, "  # %s\n", source_names[config->sources[i]]);
+    }
+}
+
+void vc_config_each(const vc_opt_t *table, const vc_config_t *config, vc_config_fn fn, void *arg)
+{
+    for (size_t i = 0; table[i].name != NULL; i++) {
+        char text[CONFIG_TEXT_MAX];
+        config_value_text(&table[i], text, sizeof(text));
+        fn(arg, table[i].name, text, source_names[config->sources[i]]);
     }
 }

@@ -153,10 +153,10 @@ static inline int sx_sink_record(void *arg, uint32_t block, const void *record, 
 
 static inline double sx_stat(sx_t *sx, const char *name)
 {
-    static vcache_stat_t stats[200];
+    static vcache_stat_t stats[512];
     uint32_t n = 0;
     vcache_error_t err = {0};
-    cr_assert_eq(vcache_stats(sx->client, stats, 200, &n, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(vcache_stats(sx->client, stats, 512, &n, &err), VC_OK, "%s", err.msg);
     for (uint32_t i = 0; i < n; i++)
         if (strcmp(stats[i].name, name) == 0)
             return stats[i].value;

@@ -300,7 +300,7 @@ Test(service, health_says_no_while_draining)
     sx_start(&sx, 2);
     vcache_error_t err = {0};
     cr_assert_eq(vcache_health(sx.client, &err), VC_OK, "%s", err.msg);
-    cs_service_drain(sx.service);
+    cs_service_drain(sx.service, true);
     cr_assert_eq(vcache_health(sx.client, &err), VC_ERR_BUSY);
     sx_end(&sx);
 }

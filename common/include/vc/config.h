@@ -52,6 +52,10 @@ int vc_config_n_args(const vc_config_t *config);
 const char *vc_config_arg(const vc_config_t *config, int i); /* NULL when there is none */
 void vc_config_print_help(const vc_opt_t *table, FILE *out);
 void vc_config_print_values(const vc_opt_t *table, const vc_config_t *config, FILE *out); /* name = value  # source */
+/* The same for programs: every option in the order of the table; source is "flag", "environment", "file" or "default".
+ */
+typedef void (*vc_config_fn)(void *arg, const char *name, const char *value, const char *source);
+void vc_config_each(const vc_opt_t *table, const vc_config_t *config, vc_config_fn fn, void *arg);
 /* String options that were set point at their defaults again. NULL is fine. */
 void vc_config_free(vc_config_t *config);
 
