@@ -27,7 +27,7 @@ typedef struct verify {
     vc_status_t status;     /* of the check itself: NOMEM ends it */
     verify_list_t files;    /* verify_file_t, by number */
     verify_list_t segments; /* cs_segment_row_t, by number */
-    verify_list_t keyspaces, prefixes /* u32 ids */, objects /* cs_object_row_t, by place */;
+    verify_list_t keyspaces, prefixes /* cs_prefix_row_t, by id */, objects /* cs_object_row_t, by place */;
     uint64_t total_bytes, done_bytes;
 } verify_t;
 

@@ -54,7 +54,7 @@ static void on_prefix(void *arg, const cs_prefix_row_t *row)
 {
     verify_t *v = arg;
     const verify_keyspace_t *ks = find_keyspace(v, &row->keyspace);
-    (void)cs_verify_add(v, &v->prefixes, &row->id, sizeof(row->id));
+    (void)cs_verify_add(v, &v->prefixes, row, sizeof(*row));
     if (!ks)
         cs_verify_found(v, CS_VERIFY_REFERENCE, "prefix %u: its keyspace is not there", row->id);
     else if (row->id == 0 || row->n_blocks == 0 || row->n_blocks > CS_INDEX_MAX_BLOCKS || !tip_holds(row, ks))
@@ -96,19 +96,44 @@ static void sort(verify_list_t *list, size_t bytes, int (*order)(const void *, c
         qsort(list->items, list->n, bytes, order);
 }
 
+/* All objects of a prefix lie on the one chain that leads to its tip. NULL: this one may. */
+static const char *contradicts(const verify_t *v, const cs_object_row_t *row, const cs_prefix_row_t *prefix)
+{
+    const verify_keyspace_t *ks = find_keyspace(v, &prefix->keyspace);
+    if (memcmp(&prefix->keyspace, &row->keyspace, sizeof(row->keyspace)) != 0)
+        return "its prefix is of another keyspace";
+    if (row->block_index >= prefix->n_blocks)
+        return "its prefix ends before it";
+    bool is_last = row->block_index == prefix->n_blocks - 1;
+    if (is_last != (memcmp(&row->key.hash, &prefix->tip, sizeof(prefix->tip)) == 0))
+        return "its prefix has another tip";
+    uint64_t n_tokens = ks ? ((uint64_t)row->block_index + 1) * ks->shape.block_tokens : UINT64_MAX;
+    if (n_tokens > prefix->n_head_tokens)
+        return NULL;
+    vc_digest_t hashes[CS_HEAD_TOKENS];
+    vc_block_chain(&prefix->keyspace, prefix->head_tokens, (uint32_t)n_tokens, ks->shape.block_tokens, hashes);
+    return memcmp(&hashes[row->block_index], &row->key.hash, sizeof(row->key.hash)) == 0
+               ? NULL
+               : "the first tokens of its prefix do not lead to it";
+}
+
 static void check_names(verify_t *v, const cs_object_row_t *row)
 {
     char hex[2 * VC_DIGEST_BYTES + 1];
+    const cs_prefix_row_t *prefix = NULL;
     const char *what = NULL;
+    if (v->prefixes.n > 0)
+        prefix = bsearch(&row->prefix, v->prefixes.items, v->prefixes.n, sizeof(*prefix), by_number);
     if (!find_keyspace(v, &row->keyspace))
-        what = "keyspace";
-    else if (row->prefix != 0 && (v->prefixes.n == 0 || !bsearch(&row->prefix, v->prefixes.items, v->prefixes.n,
-                                                                 sizeof(uint32_t), by_number)))
-        what = "prefix";
+        what = "its keyspace is not there";
+    else if (row->prefix != 0 && !prefix)
+        what = "its prefix is not there";
+    else if (prefix)
+        what = contradicts(v, row, prefix);
     if (!what)
         return;
     vc_hex(row->key.hash.b, VC_DIGEST_BYTES, hex);
-    cs_verify_found(v, CS_VERIFY_REFERENCE, "block %.16s in segment %u at %llu: its %s is not there", hex, row->segment,
+    cs_verify_found(v, CS_VERIFY_REFERENCE, "block %.16s in segment %u at %llu: %s", hex, row->segment,
                     (unsigned long long)row->offset, what);
 }
 
@@ -128,7 +153,7 @@ void cs_verify_rows(verify_t *v, cs_catalog_t *catalog)
     v->report->keyspaces = v->keyspaces.n;
     v->report->prefixes = v->prefixes.n;
     sort(&v->segments, sizeof(cs_segment_row_t), by_number); /* the number is the first field */
-    sort(&v->prefixes, sizeof(uint32_t), by_number);
+    sort(&v->prefixes, sizeof(cs_prefix_row_t), by_number);  /* likewise */
     sort(&v->objects, sizeof(cs_object_row_t), by_place);
     const cs_object_row_t *rows = v->objects.items;
     for (size_t i = 0; i < v->objects.n; i++)
