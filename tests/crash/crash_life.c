@@ -330,6 +330,7 @@ void crash_life(crash_model_t *model, const crash_scenario_t *scenario, fx_t *fx
 {
     vc_err_t err = {0};
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    alarm(120); /* one that hangs has failed; none takes a second */
     vc_log_set_level(VC_LOG_ERROR);
     model->phase = CRASH_OPENING;
     arm(model, how);

@@ -126,6 +126,8 @@ static void note_kill(plan_t *plan, const char *name)
  * goes to the end of the plan, at a pass that comes sooner. */
 static bool sweep_some(crash_model_t *model, const char *scenario, uint64_t seed, plan_t *plan)
 {
+    /* The process dies; the power goes with everything that was not synced, or with a random half of it. */
+    static const char *const ends[] = {"kill", "crash", "kill", "crash=7"};
     char line[CRASH_LINE_MAX];
     target_t now[EPOCH_LIVES];
     size_t n = VC_MIN(plan->n, (size_t)EPOCH_LIVES), fill = seed % 2 ? 2 : 0;
@@ -133,8 +135,8 @@ static bool sweep_some(crash_model_t *model, const char *scenario, uint64_t seed
         (size_t)snprintf(line, sizeof(line), "%s %llu %s", scenario, (unsigned long long)seed, fill ? "-;-;" : "");
     for (size_t i = 0; i < n; i++) {
         now[i] = plan->targets[i];
-        length += (size_t)snprintf(line + length, sizeof(line) - length, "%s%s:%lu:kill", i ? ";" : "", now[i].name,
-                                   now[i].at);
+        length += (size_t)snprintf(line + length, sizeof(line) - length, "%s%s:%lu:%s", i ? ";" : "", now[i].name,
+                                   now[i].at, ends[(i + seed) % VC_ARRAY_LEN(ends)]);
     }
     if (!crash_epoch(model, line))
         return false;
@@ -209,14 +211,15 @@ static size_t random_fault(char *text, size_t cap, uint64_t *state)
 {
 #ifdef VC_FAULTS
     static const char *const faults[] = {"io.write:%u:eio",       "io.write:%u:enospc",      "io.write:%u:short",
-                                         "io.read:%u:eio",        "commit.sync:%u:eio",      "catalog.write:%u:eio",
+                                         "io.write:%u:hold=3",    "io.write:%u:reorder",     "io.read:%u:eio",
+                                         "io.read:%u:reorder",    "commit.sync:%u:eio",      "catalog.write:%u:eio",
                                          "segment.header:%u:eio", "segment.create:%u:enospc"};
     char fault[64];
     const char *format = faults[crash_random(state) % VC_ARRAY_LEN(faults)];
-    bool is_io = format[0] == 'i';
-    snprintf(fault, sizeof(fault), format, 1 + crash_random(state) % (is_io ? 60 : 10));
-    /* It goes on for a while after the fault, and is killed somewhere. */
-    return (size_t)snprintf(text, cap, "%s,io.write:%u:kill", fault, 20 + crash_random(state) % 60);
+    snprintf(fault, sizeof(fault), format, 1 + crash_random(state) % (format[0] == 'i' ? 60 : 10));
+    /* It goes on for a while after the fault, and ends somewhere. */
+    return (size_t)snprintf(text, cap, "%s,io.write:%u:%s", fault, 20 + crash_random(state) % 60,
+                            crash_random(state) % 2 ? "kill" : "crash=3");
 #else
     return (size_t)snprintf(text, cap, "#%u", crash_random(state) % 100);
 #endif
@@ -229,8 +232,13 @@ static size_t random_life(char *text, size_t cap, uint64_t *state)
         return (size_t)snprintf(text, cap, "@%u", crash_random(state) % 30000);
     if (kind < 14)
         return (size_t)snprintf(text, cap, "+%u", crash_random(state) % 50000);
-    if (kind < 17)
+    if (kind < 15)
         return (size_t)snprintf(text, cap, "#%u", 1 + crash_random(state) % 100);
+#ifdef VC_FAULTS
+    if (kind < 17)
+        return (size_t)snprintf(text, cap, "put.done:%u:crash=%u", 1 + crash_random(state) % 100,
+                                crash_random(state) % 9);
+#endif
     if (kind < 19)
         return random_fault(text, cap, state);
     return (size_t)snprintf(text, cap, "-");
