@@ -1,0 +1,38 @@
+/* The server and the fetches of bench_dataplane: a store with 64 MiB of records, its data plane on CPU 0, the client on
+ * CPU 1. */
+#ifndef BENCH_DATAPLANE_PARTS_H
+#define BENCH_DATAPLANE_PARTS_H
+
+#include "client/data.h"
+#include "dataplane.h"
+#include "harness.h"
+
+#define OUTSTANDING 8u
+
+typedef struct server {
+    cs_bufpool_t *pool;
+    cs_workers_t *workers;
+    cs_store_t *store;
+    cs_dataplane_t *dp;
+    vc_keyspace_t ks;
+    vc_digest_t ks_id, *hashes;
+    vc_spec_id_t spec;
+    uint32_t *tokens, n_blocks;
+    size_t record_bytes;
+    uint8_t *hot; /* the record of block 0 */
+} server_t;
+
+void must(vc_status_t st, const vc_err_t *err, const char *what); /* ends the bench where st is not OK */
+
+/* dataplane_server.c */
+void start_server(server_t *s);
+void stop_server(server_t *s);
+vc_data_lease_t take_lease(server_t *s);
+void drop_lease(const server_t *s, const vc_data_lease_t *lease);
+/* MB/s of reading all records n times from the disk, without looking at them. */
+double run_disk(server_t *s, uint32_t n);
+
+/* dataplane_hot.c: MB/s of n fetches of one record into one buffer, eight at a time. shm: over shared memory. */
+double run_hot(server_t *s, bool shm, uint64_t n);
+
+#endif
