@@ -1,6 +1,7 @@
 /*
- * PUT: a record of the peer -> pool buffer -> store -> acknowledgement. UCX keeps the payload (for a rendezvous: at the
- * sender) until there is a buffer; the put window bounds how many a peer may have waiting.
+ * PUT: a record of the peer -> pool buffer -> store -> acknowledgement. The token is looked at first: who has no upload
+ * gets no buffer. UCX keeps the payload (for a rendezvous: at the sender) until there is a buffer; the put window
+ * bounds how many a peer may have waiting.
  */
 #include <stdio.h>
 #include <string.h>
@@ -8,6 +9,42 @@
 #include "dataplane_int.h"
 #include "vc/log.h"
 #include "vc/mem.h"
+
+static void acknowledge(dp_op_t *op, vc_status_t status, const char *text)
+{
+    cs_dataplane_t *dp = op->dp;
+    dp_peer_t *peer = op->peer;
+    dp_op_drop_buffer(op);
+    if (status == VC_ERR_CORRUPT) { /* it was whole when the peer made it, or the peer is at fault: count, go on */
+        DP_COUNT(dp, wire_corrupt, 1);
+        cs_store_count_wire_corrupt(dp->opts.store);
+    }
+    if (status == VC_ERR_STALE)
+        DP_COUNT(dp, stale, 1);
+    vc_frame_t frame = {.type = VC_FRAME_PUT_ACK, .request = op->request, .status = status};
+    snprintf(frame.text, sizeof(frame.text), "%s", text);
+    dp_peer_send(op, &frame, NULL, 0);
+    if (status == VC_ERR_PERM) {
+        DP_COUNT(dp, unauthenticated, 1);
+        vc_log_info("dataplane", "wrong token peer=%llu upload", (unsigned long long)peer->id);
+        dp_peer_condemn(peer);
+    }
+}
+
+static void refuse(dp_op_t *op, vc_status_t st, const vc_err_t *err)
+{
+    char text[VC_FRAME_TEXT_MAX + 1];
+    unsigned long long id = op->upload_id;
+    if (st == VC_ERR_PERM)
+        snprintf(text, sizeof(text), "upload %llu: the token is wrong", id);
+    else if (err != NULL)
+        snprintf(text, sizeof(text), "%.*s", (int)VC_FRAME_TEXT_MAX, err->msg);
+    else if (st == VC_ERR_STALE)
+        snprintf(text, sizeof(text), "upload %llu is over or its deadline passed", id);
+    else
+        snprintf(text, sizeof(text), "upload %llu: %s", id, vc_status_text(st));
+    acknowledge(op, st, text);
+}
 
 static void on_received(void *arg, vc_status_t status) { dp_op_finished(arg, status); }
 
@@ -44,6 +81,11 @@ bool dp_put_begin(dp_peer_t *peer, const vc_frame_t *frame, void *desc)
     op->bytes = frame->payload_bytes;
     op->upload_id = frame->upload_id;
     memcpy(op->token.b, frame->token, sizeof(op->token.b));
+    vc_status_t st = cs_store_upload_check(peer->dp->opts.store, op->upload_id, &op->token);
+    if (st != VC_OK) {
+        refuse(op, st, NULL);
+        return false;
+    }
     op->desc = desc;
     op->buf = peer->dp->waiting == NULL ? dp_take_buffer(peer->dp) : NULL; /* first come, first served */
     if (op->buf != NULL)
@@ -85,25 +127,6 @@ void dp_put_drop_waiting(dp_peer_t *peer)
     }
 }
 
-static void acknowledge(dp_op_t *op, vc_status_t status, const char *text)
-{
-    cs_dataplane_t *dp = op->dp;
-    dp_peer_t *peer = op->peer;
-    dp_op_drop_buffer(op);
-    if (status == VC_ERR_CORRUPT) { /* it was whole when the peer made it, or the peer is at fault: count, go on */
-        DP_COUNT(dp, wire_corrupt, 1);
-        cs_store_count_wire_corrupt(dp->opts.store);
-    }
-    vc_frame_t frame = {.type = VC_FRAME_PUT_ACK, .request = op->request, .status = status};
-    snprintf(frame.text, sizeof(frame.text), "%s", text);
-    dp_peer_send(op, &frame, NULL, 0);
-    if (status == VC_ERR_PERM) {
-        DP_COUNT(dp, unauthenticated, 1);
-        vc_log_info("dataplane", "wrong token peer=%llu upload", (unsigned long long)peer->id);
-        dp_peer_condemn(peer);
-    }
-}
-
 static void store(dp_op_t *op)
 {
     cs_dataplane_t *dp = op->dp;
@@ -116,12 +139,7 @@ static void store(dp_op_t *op)
                                   dp_op_store_done, op, &err);
     if (st == VC_OK)
         return;
-    char text[VC_FRAME_TEXT_MAX + 1];
-    if (st == VC_ERR_PERM)
-        snprintf(text, sizeof(text), "upload %llu: the token is wrong", (unsigned long long)op->upload_id);
-    else
-        snprintf(text, sizeof(text), "%.*s", (int)VC_FRAME_TEXT_MAX, err.msg);
-    acknowledge(op, st, text);
+    refuse(op, st, &err);
 }
 
 void dp_put_advance(dp_op_t *op)

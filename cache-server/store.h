@@ -145,6 +145,9 @@ typedef struct cs_upload_info {
 vc_status_t cs_store_begin(cs_store_t *store, const vc_keyspace_t *ks, const uint32_t *tokens, uint32_t first_block,
                            uint32_t n_blocks, const cs_fidelity_t *fids, uint32_t n_fid, cs_upload_info_t *info_p,
                            uint8_t *missing, vc_err_t *err);
+/* Whether a put under this id and token would be taken at all, before any memory is spent on it: OK, STALE, PERM, or BUSY
+ * while it is being committed. Constant-time compare. */
+vc_status_t cs_store_upload_check(cs_store_t *store, uint64_t upload_id, const cs_token_t *token);
 /* One whole record in buf (bytes long). Fully validated (vc_kvrec_check, keyspace, shape, hash belongs to the upload)
  * before anything is written. buf is the caller's until done ran. done: OK once the bytes are in the segment file.
  * EXISTS when it is already there (not an error for the caller). NOSPACE when eviction cannot make room. */

@@ -251,6 +251,16 @@ static cs_upload_t *find_upload(cs_store_t *s, uint64_t upload_id, const cs_toke
     return upload->state == CS_UPLOAD_COMMITTING ? NULL : upload;
 }
 
+vc_status_t cs_store_upload_check(cs_store_t *s, uint64_t upload_id, const cs_token_t *token)
+{
+    vc_status_t status = VC_OK, why;
+    cs_lock(s);
+    if (find_upload(s, upload_id, token, &why) == NULL)
+        status = why;
+    cs_unlock(s);
+    return status;
+}
+
 static const char *why_not(vc_status_t status)
 {
     return status == VC_ERR_STALE  ? "the upload is over or its deadline passed"

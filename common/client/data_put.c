@@ -19,7 +19,7 @@ static void on_sent(void *arg, vc_status_t status)
     data_slot_t *slot = arg;
     vc_data_t *d = slot->data;
     d->progress_us = data_now_us();
-    if (status != VC_OK)
+    if (status != VC_OK && status != VC_ERR_CANCELLED) /* cancelled: declined, the acknowledgement says why */
         data_break(d, VC_ERR_UNREACHABLE, "a record was not sent (%s)", vc_status_name(status));
     slot->sent = true;
     release_if_done(slot);

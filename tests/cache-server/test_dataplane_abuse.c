@@ -253,6 +253,25 @@ Test(dataplane_abuse, a_repeated_fetch_is_refused) { check_misdeed(fetch_twice, 
 Test(dataplane_abuse, endless_credits_are_refused) { check_misdeed(endless_credits, true); }
 Test(dataplane_abuse, a_message_only_servers_send_is_refused) { check_misdeed(servers_message, true); }
 
+static void hold_buffers(world_t *w, cs_buf_t *held[12])
+{
+    for (int i = 0; i < 12; i++)
+        cr_assert_not_null(held[i] = cs_bufpool_get(w->pool));
+}
+
+static void release_buffers(world_t *w, cs_buf_t *held[12])
+{
+    for (int i = 0; i < 12; i++)
+        cs_bufpool_put(w->pool, held[i]);
+}
+
+static vc_frame_t put_frame(const world_t *w, const cs_upload_info_t *up)
+{
+    vc_frame_t f = {.type = VC_FRAME_PUT_DATA, .upload_id = up->upload_id, .payload_bytes = (uint32_t)w->record_bytes};
+    memcpy(f.token, up->token.b, sizeof(f.token));
+    return f;
+}
+
 Test(dataplane_abuse, more_puts_than_the_window_are_refused)
 {
     world_t w;
@@ -260,20 +279,52 @@ Test(dataplane_abuse, more_puts_than_the_window_are_refused)
     raw_t r;
     cs_buf_t *held[12];
     abuse_open(&w, &world_real_shape, &lease);
-    for (int i = 0; i < 12; i++) /* so that no put can get on */
-        held[i] = cs_bufpool_get(w.pool);
+    cs_upload_info_t up = world_begin(&w);
+    hold_buffers(&w, held); /* so that no put can get on */
     raw_connect(&r, cs_dataplane_address(w.dp));
     raw_hello(&r);
-    for (uint64_t i = 0; i < w.opts.put_window + 1; i++)
-        raw_send_frame(&r, &(vc_frame_t){.type = VC_FRAME_PUT_DATA,
-                                         .request = i + 1,
-                                         .upload_id = 1,
-                                         .payload_bytes = (uint32_t)w.record_bytes});
+    vc_frame_t f = put_frame(&w, &up);
+    for (f.request = 1; f.request <= w.opts.put_window + 1; f.request++)
+        raw_send_frame(&r, &f);
     raw_until(&r, &r.n_lost, 1);
     cr_assert(world_stats(&w).bad_frames == 1);
-    for (int i = 0; i < 12; i++)
-        cs_bufpool_put(w.pool, held[i]);
+    release_buffers(&w, held);
     raw_close(&r);
+    cs_store_abort(w.store, up.upload_id, &up.token);
+    abuse_close(&w, &lease);
+}
+
+/* The token is looked at before anything is spent on the record: these are answered while no buffer is free. */
+Test(dataplane_abuse, a_put_under_a_guessed_token_takes_no_buffer)
+{
+    world_t w;
+    vc_data_lease_t lease;
+    raw_t r;
+    cs_buf_t *held[12];
+    abuse_open(&w, &world_real_shape, &lease);
+    cs_upload_info_t up = world_begin(&w);
+    hold_buffers(&w, held);
+    raw_connect(&r, cs_dataplane_address(w.dp));
+    raw_hello(&r);
+    vc_frame_t f = put_frame(&w, &up);
+    f.upload_id += 1000; /* no such upload: an answer, not an offence */
+    for (f.request = 1; f.request <= 50; f.request++) {
+        raw_send_frame(&r, &f);
+        raw_until(&r, &r.n_by_type[VC_FRAME_PUT_ACK], (int)f.request);
+        cr_assert(r.last.status == VC_ERR_STALE && r.last.request == f.request);
+    }
+    cr_assert(r.n_lost == 0 && world_stats(&w).stale == 50 && world_stats(&w).ops_in_flight == 0);
+    f = put_frame(&w, &up);
+    f.request = 100;
+    f.token[7] ^= 1;
+    raw_send_frame(&r, &f);
+    raw_until(&r, &r.n_lost, 1);
+    cr_assert(r.last.type == VC_FRAME_PUT_ACK && r.last.status == VC_ERR_PERM);
+    cs_dataplane_stats_t s = world_stats(&w);
+    cr_assert(s.unauthenticated == 1 && s.records_received == 0 && s.bytes_received == 0 && s.ops_in_flight == 0);
+    release_buffers(&w, held);
+    raw_close(&r);
+    cs_store_abort(w.store, up.upload_id, &up.token);
     abuse_close(&w, &lease);
 }
 
