@@ -261,14 +261,18 @@ vc_status_t cs_segment_recycle(cs_segment_t *segment, uint32_t version, vc_err_t
     return VC_OK;
 }
 
-static bool header_holds(const uint8_t *page, const cs_segment_t *segment)
+bool cs_segment_parse_header(const uint8_t page[CS_SEGMENT_HEADER_BYTES], uint32_t number, uint64_t bytes,
+                             uint32_t *version_p)
 {
     static const uint8_t zero[4];
     uint32_t crc = vc_crc32c(0, page, 8);
     crc = vc_crc32c(crc, zero, 4);
     crc = vc_crc32c(crc, page + 12, CS_SEGMENT_HEADER_BYTES - 12);
-    return memcmp(page, "VCSG", 4) == 0 && vc_le32(page + 4) == CS_SEGMENT_FORMAT && vc_le32(page + 8) == crc &&
-           vc_le32(page + 12) == segment->number && vc_le64(page + 24) == segment->bytes;
+    if (memcmp(page, "VCSG", 4) != 0 || vc_le32(page + 4) != CS_SEGMENT_FORMAT || vc_le32(page + 8) != crc ||
+        vc_le32(page + 12) != number || vc_le64(page + 24) != bytes)
+        return false;
+    *version_p = vc_le32(page + 16);
+    return true;
 }
 
 vc_status_t cs_segment_read_header(const cs_segment_t *segment, uint32_t *version_p, vc_err_t *err)
@@ -281,10 +285,9 @@ vc_status_t cs_segment_read_header(const cs_segment_t *segment, uint32_t *versio
     if (n < 0)
         status =
             vc_err_set(err, VC_ERR_IO, "cannot read the header of segment %u: %s", segment->number, strerror(errno));
-    else if (n != (ssize_t)CS_SEGMENT_HEADER_BYTES || !header_holds(page, segment))
+    else if (n != (ssize_t)CS_SEGMENT_HEADER_BYTES ||
+             !cs_segment_parse_header(page, segment->number, segment->bytes, version_p))
         status = vc_err_set(err, VC_ERR_CORRUPT, "the header of segment %u does not hold", segment->number);
-    else
-        *version_p = vc_le32(page + 16);
     vc_free(page);
     return status;
 }

@@ -76,6 +76,9 @@ vc_status_t cs_segment_remove(cs_segdir_t *dir, cs_segment_t *segment, vc_err_t 
 /* Empties the file for its next life: writes the header of the given version and resets the tail. Nothing may read it.
  */
 vc_status_t cs_segment_recycle(cs_segment_t *segment, uint32_t version, vc_err_t *err);
+/* The page as bytes; false when it is not the sound header of this number and size. */
+bool cs_segment_parse_header(const uint8_t page[CS_SEGMENT_HEADER_BYTES], uint32_t number, uint64_t bytes,
+                             uint32_t *version_p);
 /* CORRUPT when the page is not the header of this number; *version_p is written on success. */
 vc_status_t cs_segment_read_header(const cs_segment_t *segment, uint32_t *version_p, vc_err_t *err);
 
