@@ -56,6 +56,7 @@ typedef struct {
     uint32_t frame_bytes;
     batch_t *queue[DEPTH];
     uint32_t n_queued;
+    uint64_t start_us; /* 0: the first frame is out */
 } fetch_t;
 
 /* ---- batches ---- */
@@ -219,6 +220,10 @@ static vc_status_t send_frame(fetch_t *f, const vc_recframe_t *frame, void (*rel
         return st;
     }
     st = vc_rpc_call_send(f->call, &msg);
+    if (st == VC_OK && f->start_us != 0) {
+        cs_hist_add(&f->s->fetch_time, vc_clock_now_us(f->s->o.clock) - f->start_us);
+        f->start_us = 0;
+    }
     if (st == VC_ERR_TIMEOUT)
         return vc_err_set(f->err, st, "the client took nothing for %u ms", f->s->o.idle_ms);
     if (st == VC_OK)
@@ -555,7 +560,7 @@ vc_status_t cs_service_fetch(void *arg, vc_rpc_call_t *call, vc_err_t *err)
         return vc_err_set(err, VC_ERR_INVALID, "request is not a FetchRequest");
     atomic_fetch_add_explicit(&s->n.fetch_streams, 1, memory_order_relaxed);
     cs_count(&s->n.step_downs, m->stepped_down);
-    fetch_t f = {.s = s, .call = call, .err = err, .m = m};
+    fetch_t f = {.s = s, .call = call, .err = err, .m = m, .start_us = vc_clock_now_us(s->o.clock)};
     st = fetch_serve(&f);
     vericache__v1__fetch_request__free_unpacked(m, NULL);
     atomic_fetch_sub_explicit(&s->n.fetch_streams, 1, memory_order_relaxed);

@@ -72,6 +72,8 @@ vc_status_t vcache_fidelities(const vcache_fidelity_t *fids, uint32_t n_fid, Ver
 /* Largest record that a server may send for this shape. */
 uint64_t vcache_record_limit(const vc_kv_shape_t *shape, bool compressed);
 
+void vcache_take_stat(const Vericache__V1__GetStatsReply__Stat *from, vcache_stat_t *to);
+
 /* The hashes of the lease's blocks are there. Any thread. */
 vc_status_t vcache_lease_hashes(vcache_lease_t *lease, vc_err_t *err);
 

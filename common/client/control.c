@@ -6,6 +6,12 @@
 #include "health.pb-c.h"
 #include "vc/mem.h"
 
+void vcache_take_stat(const Vericache__V1__GetStatsReply__Stat *from, vcache_stat_t *to)
+{
+    snprintf(to->name, sizeof(to->name), "%s", from->name);
+    to->value = from->value;
+}
+
 vcache_status_t vcache_stats(vcache_client_t *client, vcache_stat_t *stats, uint32_t cap, uint32_t *n_p,
                              vcache_error_t *err)
 {
@@ -16,10 +22,8 @@ vcache_status_t vcache_stats(vcache_client_t *client, vcache_stat_t *stats, uint
     if (st == VC_OK) {
         Vericache__V1__GetStatsReply *reply = vericache__v1__get_stats_reply__unpack(NULL, bytes.len, bytes.data);
         uint32_t n = reply != NULL ? (uint32_t)VC_MIN(reply->n_stats, cap) : 0;
-        for (uint32_t i = 0; i < n; i++) {
-            snprintf(stats[i].name, sizeof(stats[i].name), "%s", reply->stats[i]->name);
-            stats[i].value = reply->stats[i]->value;
-        }
+        for (uint32_t i = 0; i < n; i++)
+            vcache_take_stat(reply->stats[i], &stats[i]);
         if (reply == NULL)
             st = vcache_bad_reply(client, "GetStats", &e);
         else

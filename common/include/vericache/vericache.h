@@ -132,8 +132,88 @@ typedef struct vcache_prefix {
 } vcache_prefix_t;
 VCACHE_API vcache_status_t vcache_prefixes(vcache_client_t *client, int by_bytes, uint32_t limit, vcache_prefix_t *out,
                                            uint32_t *n_p, vcache_error_t *err);
-/* grpc.health.v1: OK when serving. */
+/* grpc.health.v1: OK when serving; BUSY while it drains. */
 VCACHE_API vcache_status_t vcache_health(vcache_client_t *client, vcache_error_t *err);
+
+/* ---- what is done to stored prefixes ---- */
+
+/*
+ * Which objects. By prompt: keyspace and tokens as in vcache_lookup; its full blocks from first_block on that are
+ * stored. Or by tip: keyspace_id and tip as vcache_prefixes gives them, 32 bytes each; the chain that ends there, up to
+ * its first block or the first hole. What is not used is NULL or 0.
+ */
+typedef struct vcache_chain {
+    const uint8_t *keyspace;
+    size_t keyspace_len;
+    const uint32_t *tokens;
+    uint32_t n_tokens, first_block;
+    const uint8_t *keyspace_id, *tip;
+    const vcache_fidelity_t *fidelity; /* NULL: the copies of every fidelity */
+} vcache_chain_t;
+typedef struct vcache_chain_sum {
+    uint64_t n_objects, n_bytes; /* found and dealt with */
+} vcache_chain_sum_t;
+
+/*
+ * Pinned objects are never evicted, also after a restart of the server, until they are unpinned or deleted. Pinning is
+ * all or nothing, durable when the call returns, and pinning twice is pinning once. NOT_FOUND: nothing of the chain is
+ * stored. NOSPACE: the server does not let that much be pinned. sum_p may be NULL.
+ */
+VCACHE_API vcache_status_t vcache_pin(vcache_client_t *client, const vcache_chain_t *chain, vcache_chain_sum_t *sum_p,
+                                      vcache_error_t *err);
+VCACHE_API vcache_status_t vcache_unpin(vcache_client_t *client, const vcache_chain_t *chain, vcache_chain_sum_t *sum_p,
+                                        vcache_error_t *err);
+/* Removes the objects, pinned ones too. Fetches that are running go on to their end; a lease finds nothing any more. */
+VCACHE_API vcache_status_t vcache_delete(vcache_client_t *client, const vcache_chain_t *chain,
+                                         vcache_chain_sum_t *sum_p, vcache_error_t *err);
+
+/* ---- what operators ask ---- */
+
+/* Takes the server out of use (new lookups and registrations answer UNREACHABLE, what is out goes on), puts it back, or
+ * only asks; the report says what still holds on to it. */
+typedef enum { VCACHE_DRAIN_QUERY = 0, VCACHE_DRAIN_START = 1, VCACHE_DRAIN_RESUME = 2 } vcache_drain_action_t;
+typedef struct vcache_drain_report {
+    int draining;
+    uint32_t leases, uploads;
+    uint32_t commits;   /* waiting for the disk */
+    uint32_t transfers; /* streams, and operations of the data plane */
+    uint64_t leased_bytes;
+    uint32_t n_ages;
+    struct {
+        uint32_t below_s; /* since the lookup; 0: older than all others */
+        uint32_t leases;
+        uint64_t bytes;
+    } ages[8];
+} vcache_drain_report_t;
+VCACHE_API vcache_status_t vcache_drain(vcache_client_t *client, vcache_drain_action_t action,
+                                        vcache_drain_report_t *report_p, vcache_error_t *err);
+
+/* The pass over every record in the background. START: EXISTS when one is running, which goes on at the rate given;
+ * STOP: NOT_FOUND when none is. rate_bytes: per second, 0 = the server's. */
+typedef enum { VCACHE_SCRUB_QUERY = 0, VCACHE_SCRUB_START = 1, VCACHE_SCRUB_STOP = 2 } vcache_scrub_action_t;
+typedef struct vcache_scrub_info {
+    int running;
+    uint64_t rate_bytes;
+    uint64_t pass_objects, pass_objects_total, pass_bytes, pass_bytes_total; /* of the running pass, or of the last */
+    uint64_t pass_corrupt, pass_errors; /* records that were dropped; that the disk refused to read */
+    uint64_t passes, corrupt, errors;   /* since the start of the server */
+    uint64_t last_pass_s, last_pass_ms; /* end of the last pass, unix time, 0: none yet; how long it took */
+} vcache_scrub_info_t;
+VCACHE_API vcache_status_t vcache_scrub(vcache_client_t *client, vcache_scrub_action_t action, uint64_t rate_bytes,
+                                        vcache_scrub_info_t *info_p, vcache_error_t *err);
+
+/* Every option of the server in force. The strings last for the call. source: "flag", "environment", "file",
+ * "default". */
+typedef void (*vcache_option_fn)(void *arg, const char *name, const char *value, const char *source);
+VCACHE_API vcache_status_t vcache_config(vcache_client_t *client, vcache_option_fn on_option, void *arg,
+                                         vcache_error_t *err);
+
+/* Statistics now and after every interval (100 to 3,600,000 ms; 0: one second), on the thread inside the call, until
+ * on_stats returns non-zero (then OK) or the server stops (UNREACHABLE). The memory is the library's and lasts for the
+ * call. BUSY: too many clients watch already. */
+typedef int (*vcache_stats_fn)(void *arg, const vcache_stat_t *stats, uint32_t n);
+VCACHE_API vcache_status_t vcache_watch_stats(vcache_client_t *client, uint32_t interval_ms, vcache_stats_fn on_stats,
+                                              void *arg, vcache_error_t *err);
 
 #ifdef __cplusplus
 }
