@@ -111,12 +111,14 @@ static void use(rt_record_t *r)
     }
 }
 
-static cs_view_t *view_of(rt_record_t *r)
+static cs_view_t *view_of(rt_record_t *r, bool is_use)
 {
-    use(r);
+    if (is_use) {
+        use(r);
+        r->ram->stats.hits++;
+    }
     r->refs++;
     r->ram->stats.views++;
-    r->ram->stats.hits++;
     return &r->view;
 }
 
@@ -168,7 +170,7 @@ static cs_ram_answer_t get_locked(cs_ramtier_t *ram, const cs_ram_key_t *key, cs
 {
     rt_record_t *r = find(ram, key);
     if (r && r->is_ready) {
-        *view_p = view_of(r);
+        *view_p = view_of(r, true);
         return CS_RAM_HIT;
     }
     if (r) {
@@ -203,11 +205,11 @@ cs_ram_answer_t cs_ramtier_get(cs_ramtier_t *ram, const cs_ram_key_t *key, cs_ge
     return answer;
 }
 
-cs_view_t *cs_ramtier_peek(cs_ramtier_t *ram, const cs_ram_key_t *key)
+cs_view_t *cs_ramtier_peek(cs_ramtier_t *ram, const cs_ram_key_t *key, bool is_use)
 {
     pthread_mutex_lock(&ram->lock);
     rt_record_t *r = find(ram, key);
-    cs_view_t *view = r && r->is_ready ? view_of(r) : NULL;
+    cs_view_t *view = r && r->is_ready ? view_of(r, is_use) : NULL;
     pthread_mutex_unlock(&ram->lock);
     return view;
 }

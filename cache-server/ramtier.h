@@ -63,8 +63,8 @@ typedef enum {
 /* done may run before this returns, when the answer is JOINED. */
 cs_ram_answer_t cs_ramtier_get(cs_ramtier_t *ram, const cs_ram_key_t *key, cs_get_done_fn done, void *arg,
                                cs_view_t **view_p, cs_ram_fill_t *fill_p);
-/* What is there now, or NULL. A view counts as a use. */
-cs_view_t *cs_ramtier_peek(cs_ramtier_t *ram, const cs_ram_key_t *key);
+/* What is there now, or NULL. is_use false: one more look of a reader whose first one was counted. */
+cs_view_t *cs_ramtier_peek(cs_ramtier_t *ram, const cs_ram_key_t *key, bool is_use);
 /* A fill for a record that nobody asked for yet: only into slabs, and only over what is free or on probation and
  * unused. False: it is there or on its way, or there is no such room. Its first use does not count as a second one. */
 bool cs_ramtier_ahead(cs_ramtier_t *ram, const cs_ram_key_t *key, cs_ram_fill_t *fill_p);

@@ -8,7 +8,8 @@
  * back its view or buffer with the last frame.
  *
  * Layer-major first reads the header pages of all blocks, which say where the layers are; header and layer checksums
- * are the receiver's to check, block-major records are checked by the store.
+ * are the receiver's to check, block-major records are checked by the store. Parts of a record that is in memory are
+ * copied from there: a view for each block of a long range would hold all of them for as long as the slowest client.
  */
 #include <stdio.h>
 #include <string.h>
@@ -184,7 +185,13 @@ static vc_status_t batch_add_part(fetch_t *f, batch_t *b, uint32_t i, uint64_t o
 {
     uint64_t from = offset & ~(uint64_t)(VC_KVREC_ALIGN - 1);
     uint32_t read = (uint32_t)(vc_align_up(offset + length, VC_KVREC_ALIGN) - from);
-    vc_status_t st = batch_read(f, b, i, (uint32_t)from, read);
+    cs_view_t *view = cs_store_peek(f->s->o.store, &f->pins[i], offset > 0);
+    vc_status_t st = VC_OK;
+    if (view != NULL)
+        memcpy(b->buf->data + b->used, view->data + from, read);
+    else
+        st = batch_read(f, b, i, (uint32_t)from, read);
+    cs_view_release(view);
     if (st != VC_OK)
         return st;
     b->pieces[b->n_pieces++] = (piece_t){i, offset, length, b->used + (uint32_t)(offset - from)};

@@ -95,6 +95,8 @@ typedef struct cs_pin { /* a located object that cannot move; copyable, unpin ex
     uint32_t header_crc;
     vc_object_key_t key;
     uint64_t cookie;
+    uint64_t lease_id;   /* 0: not of a lease */
+    uint32_t fid, block; /* of the lease */
 } cs_pin_t;
 
 /* The i-th block of column `fid` of a lease. Constant-time token compare. OK, STALE (expired, or another boot), PERM,
@@ -115,10 +117,13 @@ vc_status_t cs_store_read(cs_store_t *store, cs_worker_t *worker, const cs_pin_t
 /* The record from memory (ramtier.h) where it is there, else by one disk read that all concurrent readers of it share.
  * OK with *view_p set: it was there, done never runs. OK with *view_p NULL: done runs later, or has run, on a worker
  * thread (another's read may end on another worker). Other: done never runs; AGAIN: no buffer is free now
- * (cs_bufpool_notify tells when). Checks and answers as cs_store_read. Every view is back before the tier or, without
- * one in the options, the store is closed. */
+ * (cs_bufpool_notify tells when). Checks and answers as cs_store_read. Blocks of a lease that are asked for in order
+ * let the next ones be read into the memory tier ahead. Every view is back before the tier or, without one in the
+ * options, the store is closed. */
 vc_status_t cs_store_get(cs_store_t *store, cs_worker_t *worker, const cs_pin_t *pin, cs_view_t **view_p,
                          cs_get_done_fn done, void *arg);
+/* The record if it is in memory now, else NULL: for those who want parts. again: not the first part they want. */
+cs_view_t *cs_store_peek(cs_store_t *store, const cs_pin_t *pin, bool again);
 cs_ramtier_t *cs_store_ramtier(cs_store_t *store);
 /* A part of the record (offset and length multiples of 4096), unchecked; for layer-major streaming. */
 vc_status_t cs_store_read_part(cs_store_t *store, cs_worker_t *worker, const cs_pin_t *pin, uint32_t offset,
@@ -145,8 +150,8 @@ typedef struct cs_upload_info {
 vc_status_t cs_store_begin(cs_store_t *store, const vc_keyspace_t *ks, const uint32_t *tokens, uint32_t first_block,
                            uint32_t n_blocks, const cs_fidelity_t *fids, uint32_t n_fid, cs_upload_info_t *info_p,
                            uint8_t *missing, vc_err_t *err);
-/* Whether a put under this id and token would be taken at all, before any memory is spent on it: OK, STALE, PERM, or BUSY
- * while it is being committed. Constant-time compare. */
+/* Whether a put under this id and token would be taken at all, before any memory is spent on it: OK, STALE, PERM, or
+ * BUSY while it is being committed. Constant-time compare. */
 vc_status_t cs_store_upload_check(cs_store_t *store, uint64_t upload_id, const cs_token_t *token);
 /* One whole record in buf (bytes long). Fully validated (vc_kvrec_check, keyspace, shape, hash belongs to the upload)
  * before anything is written. buf is the caller's until done ran. done: OK once the bytes are in the segment file.

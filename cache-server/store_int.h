@@ -8,6 +8,7 @@
  *   store_lookup.c   lookup, leases, pins
  *   store_report.c   what is leased, for people
  *   store_read.c     reads and their checks
+ *   store_get.c      views of whole records, read-ahead
  *   store_scrub.c    the background re-read
  *   store_upload.c   begin, put, abort, expiry
  *   store_health.c   is the data directory ours and writable; the way back from read-only
@@ -68,11 +69,17 @@ typedef struct cs_hold { /* an object kept from eviction; the entry's number is 
     uint32_t entry, pages;
 } cs_hold_t;
 
+typedef struct cs_sequence { /* how a column of a lease is read */
+    uint32_t next, run;      /* the block after the last one asked for; how many came in order up to there */
+    uint32_t ahead;          /* blocks before this one were read ahead, or tried */
+} cs_sequence_t;
+
 typedef struct cs_lease {
     uint64_t id, expires_us, created_us, bytes;
     cs_token_t token;
     uint32_t first[CS_MAX_FIDELITIES], n[CS_MAX_FIDELITIES]; /* into holds */
     uint16_t columns[CS_MAX_FIDELITIES];
+    cs_sequence_t sequence[CS_MAX_FIDELITIES];
     uint32_t n_holds;
     cs_hold_t holds[];
 } cs_lease_t;
@@ -117,6 +124,7 @@ typedef struct cs_op { /* one asynchronous read or put */
     cs_io_done_fn done;
     void *arg;
     cs_pin_t pin;
+    bool is_ahead; /* the pin is the operation's own */
     cs_upload_t *upload;
     uint32_t object;
     cs_class_t class_id;
@@ -249,6 +257,15 @@ void cs_lease_free(cs_store_t *s, cs_lease_t *lease);
 void cs_leases_expire(cs_store_t *s, uint64_t now_us);
 
 /* ---- store_read.c ---- */
+typedef struct cs_transfer { /* what is read of a record, and where to */
+    uint32_t offset, bytes;
+    uint8_t *data;
+    uint32_t buf_index;
+    bool is_ahead;
+} cs_transfer_t;
+/* done: as of cs_store_read. BUSY: nothing was started. Takes the lock. */
+vc_status_t cs_read_start(cs_store_t *s, cs_worker_t *worker, const cs_pin_t *pin, const cs_transfer_t *what,
+                          cs_io_done_fn done, void *arg);
 void cs_log_corrupt(const cs_pin_t *pin, const char *why);
 /* Takes the lock. False: the copy that was read is no longer the one that the index names. */
 bool cs_drop_corrupt(cs_store_t *s, const cs_pin_t *pin);

@@ -294,6 +294,14 @@ void cs_pin_entry(cs_store_t *s, uint32_t id, cs_pin_t *pin_p)
     cs_entry_key(s, entry, &pin_p->key);
 }
 
+static void pin_leased(cs_store_t *s, uint32_t id, uint64_t lease_id, uint32_t fid, uint32_t block, cs_pin_t *pin_p)
+{
+    cs_pin_entry(s, id, pin_p);
+    pin_p->lease_id = lease_id;
+    pin_p->fid = fid;
+    pin_p->block = block;
+}
+
 vc_status_t cs_store_pin_leased(cs_store_t *s, uint64_t boot_id, uint64_t lease_id, const cs_token_t *token,
                                 uint32_t fid, uint32_t block, cs_pin_t *pin_p)
 {
@@ -305,7 +313,7 @@ vc_status_t cs_store_pin_leased(cs_store_t *s, uint64_t boot_id, uint64_t lease_
     if (status == VC_OK) {
         uint32_t id = lease->holds[lease->first[fid] + block].entry;
         if (cs_index_entry(s->index, id)->pages > 0)
-            cs_pin_entry(s, id, pin_p);
+            pin_leased(s, id, lease->id, fid, block, pin_p);
         else
             status = VC_ERR_NOT_FOUND;
     }

@@ -40,6 +40,8 @@ static void finish(cs_op_t *op, vc_status_t status)
 {
     cs_store_t *s = op->store;
     op->done(op->arg, status);
+    if (op->is_ahead)
+        cs_store_unpin(s, &op->pin);
     cs_lock(s);
     if (status == VC_OK)
         cs_fid_stats(s, op->pin.key.fidelity)->read_bytes += op->io.bytes;
@@ -75,9 +77,8 @@ static void part_done(cs_io_t *io, vc_status_t status)
     finish(op, status == VC_OK ? VC_OK : status == VC_ERR_RANGE ? VC_ERR_CORRUPT : VC_ERR_IO);
 }
 
-static vc_status_t start_read(cs_store_t *s, cs_worker_t *worker, const cs_pin_t *pin, uint32_t offset, uint32_t length,
-                              uint8_t *data, uint32_t buf_index, void (*io_done)(cs_io_t *, vc_status_t),
-                              cs_io_done_fn done, void *arg)
+vc_status_t cs_read_start(cs_store_t *s, cs_worker_t *worker, const cs_pin_t *pin, const cs_transfer_t *what,
+                          cs_io_done_fn done, void *arg)
 {
     cs_lock(s);
     const cs_segment_t *segment = s->segments[pin->segment];
@@ -90,12 +91,14 @@ static vc_status_t start_read(cs_store_t *s, cs_worker_t *worker, const cs_pin_t
     op->worker = worker ? worker : cs_workers_any(s->opts.workers);
     op->done = done;
     op->arg = arg;
+    op->is_ahead = what->is_ahead;
     op->io = (cs_io_t){.fd = segment->fd,
-                       .buf_index = buf_index,
-                       .bytes = length,
-                       .data = data,
-                       .offset = pin->offset + offset,
-                       .done = io_done,
+                       .ahead = what->is_ahead,
+                       .buf_index = what->buf_index,
+                       .bytes = what->bytes,
+                       .data = what->data,
+                       .offset = pin->offset + what->offset,
+                       .done = what->bytes == pin->bytes ? whole_done : part_done,
                        .arg = op};
     cs_unlock(s);
     vc_status_t status = cs_op_start(op);
@@ -112,7 +115,8 @@ vc_status_t cs_store_read(cs_store_t *s, cs_worker_t *worker, const cs_pin_t *pi
 {
     if (buf->cap < pin->bytes)
         return VC_ERR_RANGE;
-    return start_read(s, worker, pin, 0, pin->bytes, buf->data, buf->index, whole_done, done, arg);
+    cs_transfer_t what = {.bytes = pin->bytes, .data = buf->data, .buf_index = buf->index};
+    return cs_read_start(s, worker, pin, &what, done, arg);
 }
 
 vc_status_t cs_store_read_part(cs_store_t *s, cs_worker_t *worker, const cs_pin_t *pin, uint32_t offset,
@@ -121,30 +125,8 @@ vc_status_t cs_store_read_part(cs_store_t *s, cs_worker_t *worker, const cs_pin_
     if ((offset | length | buf_offset) % 4096 != 0 || length == 0 || offset > pin->bytes ||
         length > pin->bytes - offset || buf_offset > buf->cap || length > buf->cap - buf_offset)
         return VC_ERR_RANGE;
-    return start_read(s, worker, pin, offset, length, buf->data + buf_offset, buf->index, part_done, done, arg);
-}
-
-static void get_done(void *arg, vc_status_t status) { cs_ramtier_filled(arg, status); }
-
-vc_status_t cs_store_get(cs_store_t *s, cs_worker_t *worker, const cs_pin_t *pin, cs_view_t **view_p,
-                         cs_get_done_fn done, void *arg)
-{
-    cs_ram_key_t key = {pin->key, pin->header_crc, pin->bytes};
-    cs_ram_fill_t fill;
-    *view_p = NULL;
-    if (pin->bytes > cs_bufpool_buf_bytes(s->opts.pool))
-        return VC_ERR_RANGE;
-    switch (cs_ramtier_get(s->opts.ram, &key, done, arg, view_p, &fill)) {
-    case CS_RAM_HIT:
-    case CS_RAM_JOINED: return VC_OK;
-    case CS_RAM_NO_ROOM: return VC_ERR_AGAIN;
-    case CS_RAM_FILL: break;
-    }
-    vc_status_t status =
-        start_read(s, worker, pin, 0, pin->bytes, fill.data, fill.buf_index, whole_done, get_done, fill.view);
-    if (status != VC_OK)
-        cs_ramtier_cancel(fill.view, status);
-    return status;
+    cs_transfer_t what = {offset, length, buf->data + buf_offset, buf->index, false};
+    return cs_read_start(s, worker, pin, &what, done, arg);
 }
 
 /* ---- suspects: reported by readers, read again by the maintenance thread ---- */

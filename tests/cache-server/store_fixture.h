@@ -27,6 +27,8 @@ typedef struct fx {
     char dir[256];
     bool own_dir;
     cs_bufpool_t *pool;
+    uint64_t ram_bytes; /* set before fx_open; 0: no memory tier */
+    cs_ramtier_t *ram;
     cs_workers_t *workers;
     cs_store_t *store;
     vc_fake_clock_t clock;
@@ -106,6 +108,9 @@ static inline vc_status_t fx_open(fx_t *fx, cs_io_mode_t mode, vc_err_t *err)
     vc_status_t status = vc_keyspace_id(&fx->ks, &fx->ks_id, err);
     if (status == VC_OK && !fx->pool)
         status = cs_bufpool_create(16, (size_t)vc_kvrec_full_bytes(&fx->ks.shape), &fx->pool, err);
+    cs_ramtier_opts_t ram = {.bytes = fx->ram_bytes, .pool = fx->pool};
+    if (status == VC_OK && fx->ram_bytes > 0 && !fx->ram)
+        status = cs_ramtier_create(&ram, &fx->ram, err);
     cs_workers_opts_t workers = {.n_workers = 1, .queue_depth = 16, .io_mode = mode, .pool = fx->pool};
     if (status == VC_OK && !fx->workers)
         status = cs_workers_start(&workers, &fx->workers, err);
@@ -113,6 +118,7 @@ static inline vc_status_t fx_open(fx_t *fx, cs_io_mode_t mode, vc_err_t *err)
         return status;
     fx->opts.data_dir = fx->dir;
     fx->opts.pool = fx->pool;
+    fx->opts.ram = fx->ram;
     fx->opts.workers = fx->workers;
     return cs_store_open(&fx->opts, &fx->store, err);
 }
@@ -139,6 +145,7 @@ static inline void fx_fini(fx_t *fx)
 {
     fx_close(fx);
     cs_workers_stop(fx->workers);
+    cs_ramtier_destroy(fx->ram);
     cs_bufpool_destroy(fx->pool);
     if (fx->own_dir)
         nftw(fx->dir, fx_remove_one, 16, FTW_DEPTH | FTW_PHYS);

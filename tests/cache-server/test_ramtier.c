@@ -102,7 +102,7 @@ static bool touch_record(tier_t *t, uint32_t n, uint32_t pages)
 static bool is_there(tier_t *t, uint32_t n, uint32_t pages)
 {
     cs_ram_key_t key = key_of(n, pages);
-    cs_view_t *view = cs_ramtier_peek(t->ram, &key);
+    cs_view_t *view = cs_ramtier_peek(t->ram, &key, true);
     bool there = view && is_record(view, &key);
     cs_view_release(view);
     return there;
@@ -148,10 +148,10 @@ Test(ramtier, other_bytes_under_the_same_key_are_another_record)
     cs_ram_key_t key = key_of(1, 2);
     cr_assert_not(touch_record(&t, 1, 2));
     key.header_crc++;
-    cr_assert_null(cs_ramtier_peek(t.ram, &key));
+    cr_assert_null(cs_ramtier_peek(t.ram, &key, true));
     key.header_crc--;
     key.object.fidelity = 2;
-    cr_assert_null(cs_ramtier_peek(t.ram, &key));
+    cr_assert_null(cs_ramtier_peek(t.ram, &key, true));
     cr_assert(is_there(&t, 1, 2));
     close_tier(&t);
 }
@@ -161,10 +161,10 @@ Test(ramtier, a_forgotten_record_is_read_again_and_its_viewers_keep_theirs)
     tier_t t = open_tier(100, 100);
     cs_ram_key_t key = key_of(1, 2);
     cr_assert_not(touch_record(&t, 1, 2));
-    cs_view_t *old = cs_ramtier_peek(t.ram, &key);
+    cs_view_t *old = cs_ramtier_peek(t.ram, &key, true);
     cs_ramtier_forget(t.ram, &key.object);
     cr_assert_not(touch_record(&t, 1, 2)); /* a second copy */
-    cs_view_t *fresh = cs_ramtier_peek(t.ram, &key);
+    cs_view_t *fresh = cs_ramtier_peek(t.ram, &key, true);
     cr_assert(old && fresh && old->data != fresh->data);
     cr_assert(is_record(old, &key));
     cr_assert_eq(stats_of(&t).used_bytes, 4 * PAGE);
@@ -272,7 +272,7 @@ Test(ramtier, a_large_record_finds_room_among_small_ones_without_emptying_the_ti
     for (uint32_t i = 0; i < 16; i++) { /* viewed ones are in the way */
         held[i] = 2990 - i * 61;
         cs_ram_key_t key = key_of(held[i], 1);
-        cr_assert_not_null(views[i] = cs_ramtier_peek(t.ram, &key));
+        cr_assert_not_null(views[i] = cs_ramtier_peek(t.ram, &key, true));
     }
     cr_assert_not(touch_record(&t, 90000, 48));
     cr_assert(is_there(&t, 90000, 48));

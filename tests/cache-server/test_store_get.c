@@ -1,4 +1,7 @@
-/* cs_store_get: concurrent readers of one record share one read, and each gets a view of its own. */
+/*
+ * cs_store_get: concurrent readers of one record share one read, and each gets a view of its own; what is in the memory
+ * tier is not read again; blocks asked for in order are read ahead.
+ */
 #include <semaphore.h>
 
 #include "store_fixture.h"
@@ -73,6 +76,17 @@ static void stop_worker(fx_t *fx, stop_t *s)
     sem_init(&s->go, 0, 0);
     cr_assert_eq(cs_worker_post(cs_workers_get(fx->workers, 0), stand, s), VC_OK);
     sem_wait(&s->here);
+}
+
+static void pass(void *arg) { sem_post(arg); }
+
+/* One turn of the worker's loop has gone by. */
+static void turn_worker(fx_t *fx)
+{
+    sem_t done;
+    sem_init(&done, 0, 0);
+    cr_assert_eq(cs_worker_post(cs_workers_get(fx->workers, 0), pass, &done), VC_OK);
+    sem_wait(&done);
 }
 
 static cs_ramtier_stats_t stats_of(fx_t *fx)
@@ -187,5 +201,171 @@ Test(store_get, without_a_buffer_the_answer_is_again_and_one_that_comes_back_is_
     while (n > 0)
         cs_bufpool_put(fx.pool, bufs[--n]);
     cs_store_unpin(fx.store, &pin);
+    fx_fini(&fx);
+}
+
+/* ---- with a memory tier ---- */
+
+static void open_with_ram(fx_t *fx, uint32_t n_blocks, uint32_t n_records)
+{
+    vc_err_t err = {0};
+    fx_init(fx, 6);
+    fx->ram_bytes = n_records * vc_kvrec_full_bytes(&fx->ks.shape);
+    cr_assert_eq(fx_open(fx, CS_IO_AUTO, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(fx_register(fx, 1, 0, n_blocks, FX_FULL), VC_OK);
+}
+
+static vc_status_t read_view(fx_t *fx, const cs_pin_t *pin, cs_view_t **view_p)
+{
+    got_t got;
+    vc_status_t status = get(fx, pin, &got);
+    if (status == VC_OK)
+        status = fx_wait_end(&got.wait);
+    *view_p = status == VC_OK ? got.view : NULL;
+    return status;
+}
+
+Test(store_get, a_record_in_memory_is_not_read_again_and_not_summed_again)
+{
+    fx_t fx;
+    cs_pin_t pin;
+    cs_view_t *view;
+    open_with_ram(&fx, 2, 16);
+    uint32_t n_free = free_buffers(&fx);
+    cr_assert_eq(fx_pin(&fx, 1, 0, 0, &pin), VC_OK);
+    cr_assert_eq(read_view(&fx, &pin, &view), VC_OK);
+    cr_assert_eq(free_buffers(&fx), n_free); /* it lies in a slab */
+    cs_view_release(view);
+    fx_flip_byte(&fx, &pin, 4096 + 5); /* on disk only */
+    cr_assert_eq(read_view(&fx, &pin, &view), VC_OK);
+    cr_assert(holds(&fx, view, 1, 0));
+    cs_view_release(view);
+    cr_assert_eq(stats_of(&fx).misses, 1);
+    cr_assert_eq(stats_of(&fx).hits, 1);
+    cs_store_unpin(fx.store, &pin);
+    fx_fini(&fx);
+}
+
+Test(store_get, a_reported_record_leaves_memory_and_a_dropped_one_too)
+{
+    fx_t fx;
+    cs_pin_t pin;
+    cs_view_t *view;
+    open_with_ram(&fx, 2, 16);
+    cr_assert_eq(fx_pin(&fx, 1, 0, 0, &pin), VC_OK);
+    cr_assert_eq(read_view(&fx, &pin, &view), VC_OK);
+    cs_view_release(view);
+    cr_assert_eq(stats_of(&fx).records, 1);
+    cs_store_report_corrupt(fx.store, &pin); /* the disk is sound: read again, and kept again */
+    cr_assert_eq(stats_of(&fx).records, 0);
+    cs_store_tick(fx.store);
+    cr_assert_eq(read_view(&fx, &pin, &view), VC_OK);
+    cr_assert_eq(stats_of(&fx).misses, 2);
+    fx_flip_byte(&fx, &pin, 4096 + 5);
+    cs_store_report_corrupt(fx.store, &pin);
+    cs_store_tick(fx.store);           /* dropped now */
+    cr_assert(holds(&fx, view, 1, 0)); /* the view is not */
+    cs_view_release(view);
+    cr_assert_eq(stats_of(&fx).records, 0);
+    cs_store_unpin(fx.store, &pin);
+    cr_assert_eq(fx_pin(&fx, 1, 0, 0, &pin), VC_ERR_NOT_FOUND);
+    fx_fini(&fx);
+}
+
+static vc_status_t read_leased(fx_t *fx, const cs_lookup_result_t *r, uint32_t block)
+{
+    cs_pin_t pin;
+    cs_view_t *view;
+    vc_status_t status =
+        cs_store_pin_leased(fx->store, cs_store_boot_id(fx->store), r->lease_id, &r->token, 0, block, &pin);
+    if (status != VC_OK)
+        return status;
+    status = read_view(fx, &pin, &view);
+    if (status == VC_OK && !holds(fx, view, 1, block))
+        status = VC_ERR_INTERNAL;
+    cs_view_release(view);
+    cs_store_unpin(fx->store, &pin);
+    return status;
+}
+
+/* So many reads ahead were started with a lease of 40 blocks out; waits until they have ended. */
+static void await_ahead(fx_t *fx, uint64_t n)
+{
+    cr_assert_eq(stats_of(fx).ahead, n);
+    uint64_t leased = 40 * vc_kvrec_full_bytes(&fx->ks.shape);
+    cs_store_stats_t stats;
+    do { /* a read ahead holds a pin until it has ended; each turn lets the worker go on */
+        turn_worker(fx);
+        cs_store_get_stats(fx->store, &stats);
+    } while (stats.pinned_bytes != leased);
+}
+
+Test(store_get, blocks_asked_for_in_order_are_read_ahead_and_then_found)
+{
+    enum { N = 40 };
+    fx_t fx;
+    cs_lookup_result_t r;
+    open_with_ram(&fx, N, 100);
+    cr_assert_eq(fx_lookup(&fx, 1, N, true, &r), VC_OK);
+    cr_assert_eq(r.n_blocks[0], N);
+    cr_assert_eq(read_leased(&fx, &r, 0), VC_OK);
+    cr_assert_eq(stats_of(&fx).ahead, 0); /* one is no order */
+    cr_assert_eq(read_leased(&fx, &r, 1), VC_OK);
+    await_ahead(&fx, 8);
+    cr_assert_eq(stats_of(&fx).misses, 2);
+    for (uint32_t b = 2; b < N; b++)
+        cr_assert_eq(read_leased(&fx, &r, b), VC_OK);
+    cs_ramtier_stats_t s = stats_of(&fx);
+    cr_assert_eq(s.misses, 2);
+    cr_assert_eq(s.hits + s.coalesced, N - 2);
+    cr_assert_eq(s.ahead, N - 2); /* each once, and none beyond the end */
+    cr_assert_eq(s.ahead_used, N - 2);
+    cr_assert_eq(s.ahead_wasted, 0);
+    cr_assert_eq(cs_store_lease_release(fx.store, cs_store_boot_id(fx.store), r.lease_id, &r.token), VC_OK);
+    fx_fini(&fx);
+}
+
+Test(store_get, blocks_asked_for_in_another_order_are_not)
+{
+    enum { N = 40 };
+    fx_t fx;
+    cs_lookup_result_t r;
+    open_with_ram(&fx, N, 100);
+    cr_assert_eq(fx_lookup(&fx, 1, N, true, &r), VC_OK);
+    for (uint32_t b = 0; b < N; b += 2)
+        cr_assert_eq(read_leased(&fx, &r, b), VC_OK);
+    for (uint32_t b = N; b-- > 0;)
+        cr_assert_eq(read_leased(&fx, &r, b), VC_OK);
+    cr_assert_eq(stats_of(&fx).ahead, 0);
+    fx_fini(&fx);
+}
+
+Test(store_get, reading_ahead_stays_within_its_share_of_the_memory)
+{
+    enum { N = 40 };
+    fx_t fx;
+    cs_lookup_result_t r;
+    open_with_ram(&fx, N, 30); /* a tenth: three records */
+    cr_assert_eq(fx_lookup(&fx, 1, N, true, &r), VC_OK);
+    cr_assert_eq(read_leased(&fx, &r, 0), VC_OK);
+    cr_assert_eq(read_leased(&fx, &r, 1), VC_OK);
+    await_ahead(&fx, 3);
+    for (uint32_t b = 2; b < N; b++)
+        cr_assert_eq(read_leased(&fx, &r, b), VC_OK);
+    cr_assert_leq(stats_of(&fx).used_bytes, stats_of(&fx).capacity_bytes);
+    cr_assert_gt(stats_of(&fx).ahead_used, 3);
+    fx_fini(&fx);
+}
+
+Test(store_get, a_store_without_a_tier_reads_nothing_ahead)
+{
+    fx_t fx;
+    cs_lookup_result_t r;
+    open_with(&fx, 20);
+    cr_assert_eq(fx_lookup(&fx, 1, 20, true, &r), VC_OK);
+    for (uint32_t b = 0; b < 20; b++)
+        cr_assert_eq(read_leased(&fx, &r, b), VC_OK);
+    cr_assert_eq(stats_of(&fx).misses, 20);
+    cr_assert_eq(stats_of(&fx).ahead, 0);
     fx_fini(&fx);
 }
