@@ -1,6 +1,6 @@
 /*
  * CRC32C: the portable table path (eight bytes a step) and the choice of path. Any thread. The tables are built once,
- * from the polynomial; the hardware path lives in crc32c_sse42.c because it is compiled with other flags.
+ * from the polynomial; the hardware paths live in crc32c_*.c because they are compiled with other flags.
  */
 #include "vc/crc32c.h"
 
@@ -53,7 +53,19 @@ int vc_crc32c_has_hw(void)
 #endif
 }
 
+int vc_crc32c_has_wide(void)
+{
+#if defined(__x86_64__)
+    return vc_crc32c_has_hw() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("vpclmulqdq");
+#else
+    return 0;
+#endif
+}
+
 uint32_t vc_crc32c(uint32_t crc, const void *data, size_t bytes)
 {
+    if (vc_crc32c_has_wide())
+        return vc_crc32c_wide(crc, data, bytes);
     return vc_crc32c_has_hw() ? vc_crc32c_hw(crc, data, bytes) : vc_crc32c_table(crc, data, bytes);
 }

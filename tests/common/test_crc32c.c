@@ -45,21 +45,38 @@ static uint8_t *noise(size_t n)
     return data;
 }
 
+typedef uint32_t (*crc_fn)(uint32_t crc, const void *data, size_t bytes);
+
+/* Lengths around every step of either path, at every alignment that matters. */
+static void check_against_table(crc_fn fn)
+{
+    uint8_t *data = noise(64 << 10);
+    cr_assert_eq(fn(0, data, 48), vc_crc32c_table(0, data, 48));
+    for (size_t at = 0; at < 16; at++) /* covers the head, both three-stream loops and the tail */
+        for (size_t n = 0; n < 1200; n++)
+            cr_assert_eq(fn(7, data + at, n), vc_crc32c_table(7, data + at, n), "at %zu, %zu bytes", at, n);
+    for (size_t at = 0; at < 9; at++)
+        for (size_t n = 6100; n < 6300; n++)
+            cr_assert_eq(fn(0, data + at, n), vc_crc32c_table(0, data + at, n), "at %zu, %zu bytes", at, n);
+    for (size_t n = 1; n < 64 << 10; n += 997)
+        cr_assert_eq(fn(~0u, data, n), vc_crc32c_table(~0u, data, n), "%zu bytes", n);
+    memset(data, 0, 4096); /* a remainder that stays zero */
+    cr_assert_eq(fn(~0u, data, 4096), vc_crc32c_table(~0u, data, 4096));
+    vc_free(data);
+}
+
 Test(crc32c, hardware_equals_table_at_every_alignment_and_length)
 {
     if (!vc_crc32c_has_hw())
         cr_skip_test("no SSE4.2 and PCLMULQDQ on this machine");
-    uint8_t *data = noise(64 << 10);
-    cr_assert_eq(vc_crc32c_hw(0, data, 48), vc_crc32c_table(0, data, 48));
-    for (size_t at = 0; at < 16; at++) /* covers the head, both three-stream loops and the tail */
-        for (size_t n = 0; n < 1200; n++)
-            cr_assert_eq(vc_crc32c_hw(7, data + at, n), vc_crc32c_table(7, data + at, n), "at %zu, %zu bytes", at, n);
-    for (size_t at = 0; at < 9; at++)
-        for (size_t n = 6100; n < 6300; n++)
-            cr_assert_eq(vc_crc32c_hw(0, data + at, n), vc_crc32c_table(0, data + at, n), "at %zu, %zu bytes", at, n);
-    for (size_t n = 1; n < 64 << 10; n += 997)
-        cr_assert_eq(vc_crc32c_hw(~0u, data, n), vc_crc32c_table(~0u, data, n), "%zu bytes", n);
-    vc_free(data);
+    check_against_table(vc_crc32c_hw);
+}
+
+Test(crc32c, wide_registers_equal_table_at_every_alignment_and_length)
+{
+    if (!vc_crc32c_has_wide())
+        cr_skip_test("no AVX-512 and VPCLMULQDQ on this machine");
+    check_against_table(vc_crc32c_wide);
 }
 
 Test(crc32c, sum_in_pieces_equals_sum_at_once)

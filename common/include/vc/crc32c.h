@@ -5,11 +5,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* crc is 0 for a new sum, or the result of the bytes before. Chooses SSE4.2 at run time. */
+/* crc is 0 for a new sum, or the result of the bytes before. Chooses the fastest path at run time. */
 uint32_t vc_crc32c(uint32_t crc, const void *data, size_t bytes);
-/* The two paths by themselves, for tests: equal on every input. The hardware one needs vc_crc32c_has_hw(). */
+/* The paths by themselves, for tests: equal on every input. SSE4.2 and PCLMULQDQ need vc_crc32c_has_hw(), AVX-512 and
+ * VPCLMULQDQ vc_crc32c_has_wide(). */
 uint32_t vc_crc32c_table(uint32_t crc, const void *data, size_t bytes);
 uint32_t vc_crc32c_hw(uint32_t crc, const void *data, size_t bytes);
+uint32_t vc_crc32c_wide(uint32_t crc, const void *data, size_t bytes);
 int vc_crc32c_has_hw(void);
+int vc_crc32c_has_wide(void);
 
 #endif
