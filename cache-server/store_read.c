@@ -39,12 +39,15 @@ bool cs_drop_corrupt(cs_store_t *s, const cs_pin_t *pin)
 static void finish(cs_op_t *op, vc_status_t status)
 {
     cs_store_t *s = op->store;
+    if (status == VC_OK) { /* counted before anybody knows of it */
+        cs_lock(s);
+        cs_fid_stats(s, op->pin.key.fidelity)->read_bytes += op->io.bytes;
+        cs_unlock(s);
+    }
     op->done(op->arg, status);
     if (op->is_ahead)
         cs_store_unpin(s, &op->pin);
     cs_lock(s);
-    if (status == VC_OK)
-        cs_fid_stats(s, op->pin.key.fidelity)->read_bytes += op->io.bytes;
     cs_op_put(s, op);
     cs_unlock(s);
 }

@@ -180,14 +180,11 @@ Test(service_raw, lease_token_boot_and_range_are_checked)
     sx_end(&sx);
 }
 
-Test(service_raw, layer_major_frames_come_in_order_and_make_the_same_records)
+enum { BLOCKS = 30, LAYERS = 5 };
+
+/* Fetches all blocks but the first two of both columns, layer by layer. */
+static void check_layer_major(sx_t *sx, vc_rpc_channel_t *ch, Vericache__V1__LookupReply *reply)
 {
-    enum { BLOCKS = 30, LAYERS = 5 };
-    sx_t sx;
-    sx_start(&sx, LAYERS);
-    sx_register(&sx, 1, BLOCKS);
-    vc_rpc_channel_t *ch = dial(&sx);
-    Vericache__V1__LookupReply *reply = lookup(&sx, ch, BLOCKS);
     for (uint32_t column = 0; column < 2; column++) {
         Vericache__V1__FetchRequest req = VERICACHE__V1__FETCH_REQUEST__INIT;
         uint8_t bytes[256];
@@ -202,7 +199,7 @@ Test(service_raw, layer_major_frames_come_in_order_and_make_the_same_records)
         cr_assert_eq(vc_rpc_stream_open(ch, CACHE "Fetch", 20000, &s, &err), VC_OK);
         cr_assert_eq(vc_rpc_stream_send(s, &m, &err), VC_OK);
         vc_rpc_stream_half_close(s);
-        size_t cap = (size_t)vc_kvrec_full_bytes(&sx.fx.ks.shape);
+        size_t cap = (size_t)vc_kvrec_full_bytes(&sx->fx.ks.shape);
         uint8_t *records = vc_calloc(BLOCKS, cap), *want = vc_alloc_aligned(4096, cap);
         uint64_t last_offset = 0, lengths[BLOCKS] = {0};
         uint32_t last_block = 0;
@@ -225,7 +222,7 @@ Test(service_raw, layer_major_frames_come_in_order_and_make_the_same_records)
         cr_assert_eq(st, VC_ERR_NOT_FOUND);
         cr_assert_str_eq(err.msg, "");
         for (uint32_t b = 2; b < BLOCKS; b++) {
-            uint32_t n = fx_record(&sx.fx, 1, b, column, want, cap);
+            uint32_t n = fx_record(&sx->fx, 1, b, column, want, cap);
             cr_assert_eq(lengths[b], n);
             cr_assert_eq(memcmp(records + b * cap, want, n), 0, "column %u block %u", column, b);
         }
@@ -233,6 +230,42 @@ Test(service_raw, layer_major_frames_come_in_order_and_make_the_same_records)
         vc_free(records);
         vc_free(want);
     }
+}
+
+Test(service_raw, layer_major_frames_come_in_order_and_make_the_same_records)
+{
+    sx_t sx;
+    sx_start(&sx, LAYERS);
+    sx_register(&sx, 1, BLOCKS);
+    vc_rpc_channel_t *ch = dial(&sx);
+    Vericache__V1__LookupReply *reply = lookup(&sx, ch, BLOCKS);
+    check_layer_major(&sx, ch, reply);
+    vericache__v1__lookup_reply__free_unpacked(reply, NULL);
+    vc_rpc_channel_destroy(ch);
+    sx_end(&sx);
+}
+
+static void with_memory_tier(sx_t *sx) { sx->fx.ram_bytes = 4 << 20; }
+
+Test(service_raw, layer_major_of_records_in_memory_reads_nothing)
+{
+    sx_t sx;
+    vc_err_t err = {0};
+    cs_ramtier_stats_t ram;
+    cs_store_stats_t before, after;
+    sx_start_with(&sx, LAYERS, with_memory_tier);
+    sx_register(&sx, 1, BLOCKS);
+    vc_rpc_channel_t *ch = dial(&sx);
+    Vericache__V1__LookupReply *reply = lookup(&sx, ch, BLOCKS);
+    for (uint32_t column = 0; column < 2; column++)
+        cr_assert_eq(fetch(ch, reply->lease, column, 0, BLOCKS, 0, &err), VC_OK, "%s", err.msg);
+    cs_store_get_stats(sx.fx.store, &before);
+    check_layer_major(&sx, ch, reply);
+    cs_store_get_stats(sx.fx.store, &after);
+    cr_assert_eq(after.full.read_bytes, before.full.read_bytes);
+    cr_assert_eq(after.compressed.read_bytes, before.compressed.read_bytes);
+    cs_ramtier_get_stats(sx.fx.ram, &ram);
+    cr_assert_eq(ram.records, 2 * BLOCKS);
     vericache__v1__lookup_reply__free_unpacked(reply, NULL);
     vc_rpc_channel_destroy(ch);
     sx_end(&sx);
