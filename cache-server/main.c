@@ -10,6 +10,8 @@
 #include "vc/log.h"
 #include "verify.h"
 
+#define DRAIN_LOOK_MS 20u
+
 /* Blocked in every thread from the start: the main thread collects them with sigwait. */
 static void block_signals(sigset_t *set)
 {
@@ -18,6 +20,16 @@ static void block_signals(sigset_t *set)
     sigaddset(set, SIGINT);
     pthread_sigmask(SIG_BLOCK, set, NULL);
     signal(SIGPIPE, SIG_IGN);
+}
+
+/* Until nothing is out any more, the grace period is over, or a second signal came. */
+static void drain(cs_server_t *server, const sigset_t *signals, uint64_t grace_ms)
+{
+    const struct timespec look = {.tv_nsec = DRAIN_LOOK_MS * 1000000};
+    cs_server_drain(server);
+    for (uint64_t ms = 0; ms < grace_ms && !cs_server_is_drained(server); ms += DRAIN_LOOK_MS)
+        if (sigtimedwait(signals, NULL, &look) > 0)
+            return;
 }
 
 int main(int argc, char **argv)
@@ -45,6 +57,7 @@ int main(int argc, char **argv)
         while (sigwait(&signals, &got) != 0)
             ;
         vc_log_info("server", "stopping signal=%s", got == SIGTERM ? "TERM" : "INT");
+        drain(server, &signals, config.grace_ms);
         cs_server_stop(server);
         vc_log_info("server", "stopped");
     } else {

@@ -27,6 +27,7 @@ struct cs_server {
     cs_service_t *service;
     const cs_config_t *config; /* the caller's */
     uint32_t grace_ms;
+    uint64_t drain_us; /* when draining began; 0: not yet */
     char data_address[300];
 };
 
@@ -226,13 +227,39 @@ const char *cs_server_data_address(const cs_server_t *server) { return server->d
 
 /* ---- stop ---- */
 
+void cs_server_drain(cs_server_t *s)
+{
+    s->drain_us = VC_MAX(vc_clock_now_us(vc_clock_system()), 1);
+    cs_service_drain(s->service, true);
+}
+
+bool cs_server_is_drained(cs_server_t *s)
+{
+    cs_drain_report_t r;
+    cs_service_report(s->service, &r);
+    return cs_drain_is_done(&r);
+}
+
+/* Says what is still out, and returns what is left of the grace period. */
+static uint32_t end_drain(cs_server_t *s)
+{
+    cs_drain_report_t r;
+    if (s->drain_us == 0)
+        cs_server_drain(s);
+    cs_service_report(s->service, &r);
+    uint64_t ms = (vc_clock_now_us(vc_clock_system()) - s->drain_us) / 1000;
+    vc_log_info("server",
+                "drained ms=%llu leases=%u leased_bytes=%llu oldest_lease_ms=%llu uploads=%u commits=%u transfers=%u",
+                (unsigned long long)ms, r.leases.n_leases, (unsigned long long)r.leases.n_bytes,
+                (unsigned long long)r.leases.oldest_ms, r.uploads, r.commits, r.transfers);
+    return ms < s->grace_ms ? s->grace_ms - (uint32_t)ms : 0;
+}
+
 void cs_server_stop(cs_server_t *s)
 {
     if (s == NULL)
         return;
-    if (s->service != NULL)
-        cs_service_drain(s->service, true);
-    cs_service_stop(s->service, s->grace_ms);
+    cs_service_stop(s->service, s->service != NULL ? end_drain(s) : 0);
     if (s->dataplane != NULL)
         cs_dataplane_stop(s->dataplane);
     if (s->store != NULL)

@@ -133,6 +133,8 @@ int vc_status_exit_code(vc_status_t status)
     case VC_ERR_IO: return 74;
     case VC_ERR_AGAIN:
     case VC_ERR_BUSY:
+    case VC_ERR_EXISTS: /* done or under way already */
+    case VC_ERR_STALE:
     case VC_ERR_TIMEOUT:
     case VC_ERR_CANCELLED: return 75;
     case VC_ERR_PERM: return 77;

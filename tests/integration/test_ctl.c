@@ -1,0 +1,268 @@
+/* Proves vericachectl against a server process: every command, as a table, as JSON, and by its exit code; and what the
+ * server says and does when it is drained, by request and by signal. */
+#include <jansson.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "support/proc.h"
+#include "support/small_space.h"
+#include "support/tmpdir.h"
+#include "support/vc_test.h"
+#include "vc/mem.h"
+#include "vericache/vericache.h"
+
+#define WAIT_MS 60000
+#define MOST_ARGS 12
+
+typedef struct {
+    vt_tmpdir_t dir;
+    small_space_t space;
+    vt_proc_t *server;
+    char address[128];
+    vcache_client_t *client;
+} world_t;
+
+static const vcache_fidelity_t full = {0, "full@1", NULL};
+
+static void start(world_t *w)
+{
+    const char *args[] = {"--data-dir",
+                          vt_tmpdir_path(&w->dir, "data"),
+                          "--listen",
+                          "127.0.0.1:0",
+                          "--capacity",
+                          "256MiB",
+                          "--grace-ms=60000",
+                          "--scrub-rate=0",
+                          NULL};
+    char line[400] = "";
+    w->server = vt_proc_start("vericache-server", args, NULL);
+    cr_assert(vt_proc_wait_line(w->server, "ready listen=", WAIT_MS, line, sizeof(line)), "%s",
+              vt_proc_output(w->server));
+    const char *at = strstr(line, "listen=") + 7;
+    snprintf(w->address, sizeof(w->address), "%.*s", (int)strcspn(at, " "), at);
+    vcache_options_t o;
+    vcache_options_default(&o);
+    o.server = w->address;
+    o.use_data_plane = 0;
+    cr_assert_eq(vcache_connect(&o, &w->client, NULL), VC_OK);
+}
+
+static void end(world_t *w)
+{
+    vcache_disconnect(w->client);
+    vt_proc_end(w->server);
+    vt_tmpdir_remove(&w->dir);
+}
+
+static void begin(world_t *w)
+{
+    small_space_init(&w->space);
+    vt_tmpdir_create(&w->dir);
+    start(w);
+}
+
+static void store(world_t *w, uint32_t n)
+{
+    vcache_error_t err = {0};
+    small_space_t *s = &w->space;
+    cr_assert_eq(
+        vcache_register(w->client, s->enc, s->enc_len, s->tokens, 0, n, &full, 1, small_space_record, s, NULL, &err),
+        VC_OK, "%s", err.msg);
+}
+
+static vcache_lease_t *lease(world_t *w, uint32_t n)
+{
+    vcache_lease_t *l = NULL;
+    vcache_error_t err = {0};
+    small_space_t *s = &w->space;
+    cr_assert_eq(
+        vcache_lookup(w->client, s->enc, s->enc_len, s->tokens, n * SMALL_BLOCK_TOKENS, &full, 1, NULL, &l, &err),
+        VC_OK, "%s", err.msg);
+    cr_assert_not_null(l);
+    return l;
+}
+
+/* Runs "vericachectl WORDS... --server ADDRESS"; the output is the caller's. */
+static int ctl(const world_t *w, const char *words, char **out)
+{
+    char copy[400], *save = NULL;
+    const char *args[MOST_ARGS + 3];
+    int n = 0;
+    snprintf(copy, sizeof(copy), "%s", words);
+    for (char *word = strtok_r(copy, " ", &save); word != NULL && n < MOST_ARGS; word = strtok_r(NULL, " ", &save))
+        args[n++] = word;
+    args[n++] = "--server";
+    args[n++] = w->address;
+    args[n] = NULL;
+    return vt_proc_run("vericachectl", args, NULL, WAIT_MS, out);
+}
+
+static void says(const world_t *w, const char *words, int code, const char *text)
+{
+    char *out = NULL;
+    int rc = ctl(w, words, &out);
+    cr_assert_eq(rc, code, "%s: exit code %d: %s", words, rc, out);
+    cr_assert_not_null(strstr(out, text), "%s: %s", words, out);
+    vc_free(out);
+}
+
+static json_t *json(const world_t *w, const char *words)
+{
+    char *out = NULL, with[400];
+    snprintf(with, sizeof(with), "%s --json", words);
+    int rc = ctl(w, with, &out);
+    cr_assert_eq(rc, 0, "%s: exit code %d: %s", words, rc, out);
+    json_t *o = json_loads(out, 0, NULL);
+    cr_assert_not_null(o, "%s: %s", words, out);
+    vc_free(out);
+    return o;
+}
+
+static long long number(const json_t *o, const char *name)
+{
+    const json_t *v = json_object_get(o, name);
+    cr_assert(json_is_number(v) || json_is_boolean(v), "no %s", name);
+    return json_is_boolean(v) ? json_is_true(v) : (long long)json_number_value(v);
+}
+
+/* ---- tests ---- */
+
+Test(ctl, config_shows_values_and_sources)
+{
+    static world_t w;
+    begin(&w);
+    json_t *o = json(&w, "config"), *capacity = json_object_get(o, "capacity");
+    cr_assert_str_eq(json_string_value(json_object_get(capacity, "source")), "flag");
+    cr_assert_str_eq(json_string_value(json_object_get(json_object_get(o, "workers"), "source")), "default");
+    cr_assert_eq(json_object_get(o, "no-such"), NULL);
+    json_decref(o);
+    says(&w, "config", 0, "grace-ms");
+    end(&w);
+}
+
+Test(ctl, stats_can_be_watched_as_lines_of_json)
+{
+    static world_t w;
+    begin(&w);
+    store(&w, 4);
+    vcache_lease_release(lease(&w, 8));
+    char *out = NULL, *save = NULL;
+    int n = 0;
+    cr_assert_eq(ctl(&w, "stats --watch --json --interval-ms 100 --count 3", &out), 0, "%s", out);
+    for (char *line = strtok_r(out, "\n", &save); line != NULL; line = strtok_r(NULL, "\n", &save), n++) {
+        json_t *o = json_loads(line, 0, NULL);
+        cr_assert_not_null(o, "%s", line);
+        cr_assert_eq(number(o, "lookup_blocks_full"), 8);
+        cr_assert_eq(number(o, "hit_blocks_full"), 4);
+        cr_assert_eq(number(o, "time_lookup_count"), 1);
+        cr_assert_gt(number(o, "unix_s"), 0);
+        json_decref(o);
+    }
+    cr_assert_eq(n, 3);
+    vc_free(out);
+    says(&w, "stats --watch --interval-ms 100 --count 2", 0, "== ");
+    end(&w);
+}
+
+Test(ctl, drain_refuses_reports_waits_and_resumes)
+{
+    static world_t w;
+    begin(&w);
+    store(&w, 6);
+    vcache_lease_t *l = lease(&w, 6);
+    vcache_error_t err = {0};
+    json_t *o = json(&w, "leases");
+    cr_assert_eq(number(o, "draining"), 0);
+    cr_assert_eq(number(o, "leases"), 1);
+    json_decref(o);
+    says(&w, "drain --wait --wait-ms 1", 75, "not drained within 1 ms");
+    says(&w, "health", 75, "draining");
+    o = json(&w, "drain --query");
+    cr_assert_eq(number(o, "draining"), 1);
+    cr_assert_gt(number(o, "leased_bytes"), 0);
+    cr_assert_eq(json_array_size(json_object_get(o, "ages")), 1);
+    json_decref(o);
+    cr_assert_eq(vcache_lookup(w.client, w.space.enc, w.space.enc_len, w.space.tokens, SMALL_BLOCK_TOKENS, &full, 1,
+                               NULL, NULL, &err),
+                 VC_ERR_UNREACHABLE);
+    vcache_lease_release(l);
+    says(&w, "drain --wait", 0, "draining: 0 leases");
+    says(&w, "drain --resume", 0, "serving: 0 leases");
+    says(&w, "health", 0, "serving");
+    says(&w, "drain --resume --wait", 64, "--resume goes with neither");
+    end(&w);
+}
+
+Test(ctl, scrub_waits_for_its_pass)
+{
+    static world_t w;
+    begin(&w);
+    store(&w, 10);
+    says(&w, "scrub --query", 0, "idle: 0 of");
+    says(&w, "scrub --stop", 69, "scrub: ");
+    json_t *o = json(&w, "scrub --wait --rate 1GiB");
+    cr_assert_eq(number(o, "running"), 0);
+    cr_assert_eq(number(o, "passes"), 1);
+    cr_assert_eq(number(o, "pass_objects"), 10);
+    cr_assert_eq(number(o, "pass_corrupt"), 0);
+    json_decref(o);
+    end(&w);
+}
+
+Test(ctl, wrong_words_are_refused_with_one_sentence)
+{
+    static world_t w;
+    begin(&w);
+    says(&w, "pin", 64, "pin needs TIP");
+    says(&w, "pin 12345678 more", 64, "unexpected argument \"more\"");
+    says(&w, "pin 123", 64, "is not 8 to 64 lower-case hex digits");
+    says(&w, "pin ZZZZZZZZ", 64, "is not 8 to 64 lower-case hex digits");
+    says(&w, "pin 12345678", 69, "no listed prefix has a tip that starts with 12345678");
+    says(&w, "pin 12345678 --keyspace 12345678", 64, "--keyspace");
+    says(&w, "stats --interval-ms 1", 64, "interval-ms");
+    says(&w, "stats more", 64, "unexpected argument \"more\"");
+    says(&w, "--help", 0, "unpin");
+    end(&w);
+}
+
+Test(ctl, sigterm_waits_for_leases_and_says_what_it_waited_for)
+{
+    static world_t w;
+    begin(&w);
+    store(&w, 6);
+    vcache_lease_t *l = lease(&w, 6);
+    vcache_error_t err = {0};
+    vcache_fetch_stats_t fs;
+    small_sink_t sink = {.space = &w.space};
+    vt_proc_signal(w.server, SIGTERM);
+    cr_assert(vt_proc_wait_line(w.server, "stopping signal=TERM", WAIT_MS, NULL, 0));
+    while (vcache_health(w.client, &err) != VC_ERR_BUSY)
+        ;
+    cr_assert_eq(vcache_fetch(l, 0, 0, 6, small_sink_record, &sink, &fs, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(sink.right, 6);
+    vcache_lease_release(l);
+    char line[400] = "";
+    cr_assert(vt_proc_wait_line(w.server, "drained ms=", WAIT_MS, line, sizeof(line)));
+    cr_assert_not_null(strstr(line, "leases=0 leased_bytes=0"), "%s", line);
+    cr_assert_eq(vt_proc_wait_exit(w.server, WAIT_MS), 0);
+    end(&w);
+}
+
+Test(ctl, second_signal_ends_the_wait)
+{
+    static world_t w;
+    begin(&w);
+    store(&w, 6);
+    vcache_lease_t *l = lease(&w, 6);
+    vt_proc_signal(w.server, SIGTERM);
+    cr_assert(vt_proc_wait_line(w.server, "stopping signal=TERM", WAIT_MS, NULL, 0));
+    vt_proc_signal(w.server, SIGTERM);
+    char line[400] = "";
+    cr_assert(vt_proc_wait_line(w.server, "drained ms=", WAIT_MS, line, sizeof(line)));
+    cr_assert_not_null(strstr(line, "leases=1"), "%s", line);
+    cr_assert_eq(vt_proc_wait_exit(w.server, WAIT_MS), 0);
+    vcache_lease_release(l);
+    end(&w);
+}
