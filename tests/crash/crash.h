@@ -7,7 +7,8 @@
  * call, what was acknowledged after it, so that a kill between any two instructions leaves a model that is right.
  *
  *   crash_model.c   what may, and what must be visible; the check after each restart
- *   crash_life.c    the victim: generator of operations, writers, readers
+ *   crash_life.c    the victim
+ *   crash_ops.c     its operations
  *   crash_epoch.c   forks, kills, counts; parses and prints cases
  *   crash_plan.c    which cases: every fault point that the scenario passes, then random ones
  *
@@ -46,7 +47,8 @@ typedef struct crash_scenario {
 
 const crash_scenario_t *crash_scenario(const char *name); /* NULL: no such */
 
-enum { CRASH_MAY = 1, CRASH_MUST = 2 }; /* may be visible after a restart; must be, unless it was evicted */
+/* May be visible after a restart; must be, unless it was evicted; must be, since it may not be evicted. */
+enum { CRASH_MAY = 1, CRASH_MUST = 2, CRASH_PINNED = 4 };
 
 typedef enum { CRASH_IDLE = 0, CRASH_PUTTING, CRASH_COMMITTING } crash_step_t;
 typedef enum { CRASH_OPENING = 0, CRASH_CHECKING, CRASH_RUNNING, CRASH_CLOSING, CRASH_OVER } crash_phase_t;
@@ -64,11 +66,12 @@ typedef struct crash_ticket { /* what a client of the life before still holds */
 
 typedef struct crash_counts {                                 /* over all epochs */
     _Atomic uint64_t lives, kills, recoveries_killed, points; /* points: names of fault points with a kill */
-    _Atomic uint64_t commits, deletes, aborts, abandoned, evictions, refused, lookups, reads, checked;
+    _Atomic uint64_t commits, deletes, pins, aborts, abandoned, evictions, refused, lookups, reads, checked;
 } crash_counts_t;
 
 typedef struct crash_model {
-    _Atomic uint8_t objects[2][CRASH_CHAINS][CRASH_BLOCKS]; /* CRASH_MAY, CRASH_MUST */
+    _Atomic uint8_t objects[2][CRASH_CHAINS][CRASH_BLOCKS]; /* CRASH_MAY ... */
+    _Atomic uint32_t deletes[CRASH_CHAINS];                 /* begun */
     _Atomic uint32_t touched[CRASH_CHAINS];                 /* life that last wrote it */
     crash_unit_t units[CRASH_WRITERS];
     crash_ticket_t leases[CRASH_THREADS], uploads[CRASH_WRITERS];
@@ -80,7 +83,6 @@ typedef struct crash_model {
     uint32_t attempts;              /* lives since then */
     _Atomic uint64_t bytes_written; /* records, in this epoch */
     _Atomic uint32_t phase, steps;
-    _Atomic bool has_evicted;      /* a life since the last check has */
     _Atomic bool tolerates_errors; /* the life injects failures that are no kills */
     crash_counts_t counts;
 #ifdef VC_FAULTS
@@ -103,6 +105,21 @@ void crash_fail(crash_model_t *model, const char *fmt, ...) __attribute__((forma
 void crash_model_check(crash_model_t *model, const crash_scenario_t *scenario, fx_t *fx, bool all);
 bool crash_may_have_evicted(const crash_model_t *model, const crash_scenario_t *scenario);
 bool crash_is_visible(const crash_model_t *model, fx_t *fx, uint32_t chain, uint32_t block, uint32_t f);
+
+/* ---- crash_ops.c ---- */
+typedef struct crash_worker { /* one thread of a life */
+    pthread_t thread;
+    crash_model_t *model;
+    const crash_scenario_t *scenario;
+    fx_t *fx;
+    uint64_t state;
+    uint32_t number; /* below CRASH_WRITERS it writes */
+    uint32_t kill_at_step;
+    uint32_t n_leases;
+} crash_worker_t;
+void crash_write_something(crash_worker_t *w);
+void crash_read_something(crash_worker_t *w);
+void crash_rule_something(crash_worker_t *w); /* deletes, pins or unpins; writers only */
 
 /* ---- crash_life.c ---- */
 /* The whole life of a forked process; never returns. Exit codes: 0 came to its end, 1 failed (model->failure). */

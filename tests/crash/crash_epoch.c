@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 
 #include "crash.h"
+#include "verify.h"
 
 typedef struct epoch {
     crash_model_t *model;
@@ -19,8 +20,6 @@ static void after_life(epoch_t *e, int status, const char *how)
     m->counts.kills += is_killed;
     m->is_killed[m->life - 1] = is_killed;
     m->counts.recoveries_killed += is_killed && m->phase == CRASH_OPENING;
-    if (crash_may_have_evicted(m, e->scenario))
-        m->has_evicted = true;
     if (!is_killed && !(WIFEXITED(status) && WEXITSTATUS(status) == 0))
         crash_fail(m, "a life (%s) ended by itself with status 0x%x in phase %u", how, status, m->phase);
     if (fx_du(&e->fx) > e->scenario->capacity_bytes)
@@ -52,6 +51,30 @@ static bool make_dir(epoch_t *e, const char *where)
     return mkdtemp(e->fx.dir) != NULL;
 }
 
+/* The offline check finds nothing in what a kill leaves behind, or a clean end. In a process of its own: it opens the
+ * catalog. */
+static bool verify(epoch_t *e, const char *when)
+{
+    int status = 0;
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        cs_verify_report_t *report = NULL;
+        vc_err_t err = {0};
+        cs_verify_opts_t opts = {
+            .data_dir = e->fx.dir, .capacity_bytes = e->scenario->capacity_bytes, .max_findings = 1};
+        alarm(120);
+        if (cs_verify(&opts, &report, &err) != VC_OK)
+            crash_fail(e->model, "%s the directory cannot be verified: %s", when, err.msg);
+        else if (cs_verify_n_damage(report) > 0)
+            crash_fail(e->model, "%s verify finds: %s", when, report->findings[0].text);
+        _exit(0);
+    }
+    if (pid < 0 || waitpid(pid, &status, 0) != pid || status != 0)
+        crash_fail(e->model, "%s verify ended with status 0x%x", when, status);
+    return !e->model->has_failed;
+}
+
 static void report(const epoch_t *e, const char *line, size_t length)
 {
     fprintf(stderr, "crash: %s\ncrash: repeat with VC_CRASH_CASE='%.*s'\n", e->model->failure, (int)length, line);
@@ -75,7 +98,8 @@ static bool run_lives(epoch_t *e, const char *line, const char *lives)
         }
         lives += *lives == ';';
     }
-    if (live(e, "-", true) && live(e, "-", true)) /* the second checks what the first has written */
+    /* The second life checks what the first has written. */
+    if (verify(e, "after the last kill") && live(e, "-", true) && live(e, "-", true) && verify(e, "at the end"))
         return true;
     report(e, line, strlen(line));
     return false;

@@ -50,18 +50,11 @@ void crash_fail(crash_model_t *model, const char *fmt, ...)
     va_end(args);
 }
 
-/* Evictions pass points named evict.*; where those are not compiled in, a tight scenario may always have evicted. */
+/* What the epoch has written decides: below a quarter of the capacity, more than half of which is there for objects,
+ * nobody has to go. */
 bool crash_may_have_evicted(const crash_model_t *model, const crash_scenario_t *scenario)
 {
-#ifdef VC_FAULTS
-    bool has_evicted = model->has_evicted;
-    for (unsigned i = 0; i < model->passes.n; i++)
-        has_evicted = has_evicted || strncmp(model->passes.points[i].name, "evict.", 6) == 0;
-    return scenario->is_tight && has_evicted;
-#else
-    (void)model;
-    return scenario->is_tight;
-#endif
+    return scenario->is_tight && model->bytes_written > scenario->capacity_bytes / 4;
 }
 
 /* ---- the check ---- */
@@ -71,7 +64,7 @@ typedef struct check {
     const crash_scenario_t *scenario;
     fx_t *fx;
     bool may_have_evicted, is_deep;
-    uint64_t n_visible, bytes_visible;
+    uint64_t n_visible, n_pinned, bytes_visible;
     uint8_t seen[2][CRASH_CHAINS][CRASH_BLOCKS];
 } check_t;
 
@@ -141,6 +134,9 @@ static void check_gauges(check_t *c, const cs_store_stats_t *s)
         crash_fail(c->model, "after the start %llu bytes are pinned, %llu leases and %llu uploads are open",
                    (unsigned long long)stats.pinned_bytes, (unsigned long long)stats.leases_open,
                    (unsigned long long)stats.uploads_open);
+    if (stats.kept_objects < c->n_pinned)
+        crash_fail(c->model, "%llu objects were pinned and %llu are", (unsigned long long)c->n_pinned,
+                   (unsigned long long)stats.kept_objects);
     if (stats.corrupt_disk)
         crash_fail(c->model, "%llu objects were found damaged", (unsigned long long)stats.corrupt_disk);
     if (du > c->scenario->capacity_bytes || stats.used_bytes > c->scenario->capacity_bytes)
@@ -171,6 +167,9 @@ static void look(check_t *c, uint32_t f, uint32_t chain, uint32_t b)
                    f);
     if (!is_there && (flags & CRASH_MUST) && !c->may_have_evicted)
         crash_fail(c->model, "chain %u block %u copy %u was acknowledged and is lost", chain, b, f);
+    if (!is_there && (flags & CRASH_PINNED))
+        crash_fail(c->model, "chain %u block %u copy %u was pinned and is lost", chain, b, f);
+    c->n_pinned += (flags & CRASH_PINNED) != 0;
     c->seen[f][chain][b] = is_there;
 }
 
@@ -196,7 +195,7 @@ static void look_at_one_state(check_t *c)
     cs_store_stats_t stats, after;
     for (;;) {
         uint64_t before = evicted(c->fx, &stats);
-        c->n_visible = c->bytes_visible = 0;
+        c->n_visible = c->n_pinned = c->bytes_visible = 0;
         look_everywhere(c);
         if (evicted(c->fx, &after) == before)
             break;
@@ -234,12 +233,12 @@ static void take_over(check_t *c)
     for (uint32_t f = 0; f < 2; f++) {
         for (uint32_t chain = 0; chain < CRASH_CHAINS; chain++) {
             for (uint32_t b = 0; b < CRASH_BLOCKS; b++)
-                c->model->objects[f][chain][b] = c->seen[f][chain][b] ? CRASH_MAY | CRASH_MUST : 0;
+                c->model->objects[f][chain][b] =
+                    c->seen[f][chain][b] ? CRASH_MAY | CRASH_MUST | (c->model->objects[f][chain][b] & CRASH_PINNED) : 0;
         }
     }
     for (uint32_t w = 0; w < CRASH_WRITERS; w++)
         c->model->units[w].step = CRASH_IDLE;
-    c->model->has_evicted = false;
 }
 
 static void check_chain(check_t *c, uint32_t chain)

@@ -19,13 +19,14 @@ void crash_report(const crash_model_t *model, const char *title, double since_s)
     const crash_counts_t *n = &model->counts;
     fprintf(stderr,
             "crash: %s: kill points: %llu (in recovery: %llu, fault points: %llu), restarts: %llu, commits "
-            "acknowledged: %llu, deletes: %llu, aborts: %llu, abandoned: %llu, evictions: %llu, refused: %llu, leased "
+            "acknowledged: %llu, deletes: %llu, pins: %llu, aborts: %llu, abandoned: %llu, evictions: %llu, refused: "
+            "%llu, leased "
             "reads: %llu, records checked: %llu, seconds: %.1f\n",
             title, (unsigned long long)n->kills, (unsigned long long)n->recoveries_killed,
             (unsigned long long)n->points, (unsigned long long)n->lives, (unsigned long long)n->commits,
-            (unsigned long long)n->deletes, (unsigned long long)n->aborts, (unsigned long long)n->abandoned,
-            (unsigned long long)n->evictions, (unsigned long long)n->refused, (unsigned long long)n->reads,
-            (unsigned long long)n->checked, crash_now_s() - since_s);
+            (unsigned long long)n->deletes, (unsigned long long)n->pins, (unsigned long long)n->aborts,
+            (unsigned long long)n->abandoned, (unsigned long long)n->evictions, (unsigned long long)n->refused,
+            (unsigned long long)n->reads, (unsigned long long)n->checked, crash_now_s() - since_s);
 }
 
 bool crash_replay(crash_model_t *model, const char *path)
