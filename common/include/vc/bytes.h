@@ -37,7 +37,8 @@ typedef struct vc_reader {
 
 static inline vc_reader_t vc_reader(const void *p, size_t n)
 {
-    vc_reader_t r = {(const uint8_t *)p, (const uint8_t *)p + n, false};
+    /* Empty messages have no address, and NULL + 0 is not defined in C. */
+    vc_reader_t r = {(const uint8_t *)p, n ? (const uint8_t *)p + n : (const uint8_t *)p, false};
     return r;
 }
 static inline size_t vc_reader_left(const vc_reader_t *r) { return (size_t)(r->end - r->p); }
