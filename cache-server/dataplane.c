@@ -70,6 +70,7 @@ void dp_op_drop_buffer(dp_op_t *op)
 void dp_op_free(dp_op_t *op)
 {
     dp_peer_t *peer = op->peer;
+    dp_layers_drop(op);
     dp_op_drop_buffer(op);
     peer->n_ops--;
     if (op->kind == DP_CONTROL)
@@ -486,7 +487,7 @@ void cs_dataplane_get_stats(const cs_dataplane_t *dp, cs_dataplane_stats_t *stat
         READ(fetches),        READ(puts),        READ(records_sent),    READ(bytes_sent),      READ(records_received),
         READ(bytes_received), READ(bad_frames),  READ(unauthenticated), READ(stale),           READ(wire_corrupt),
         READ(ops_in_flight),  READ(pins_held),   READ(shm_peers),       READ(shm_peers_total), READ(shm_refused),
-        READ(step_downs),
+        READ(step_downs),     READ(pieces_sent),
     };
 #undef READ
 }

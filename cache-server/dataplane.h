@@ -64,6 +64,7 @@ typedef struct cs_dataplane_stats {
     uint64_t shm_peers, shm_peers_total; /* of peers_open and peers_total: those over shared memory */
     uint64_t shm_refused;                /* asked for shared memory and did not get it */
     uint64_t step_downs;                 /* fetches of clients whose better path had failed */
+    uint64_t pieces_sent;                /* of layer-major fetches */
 } cs_dataplane_stats_t;
 void cs_dataplane_get_stats(const cs_dataplane_t *dp, cs_dataplane_stats_t *stats_p);
 

@@ -50,6 +50,12 @@ void dp_fetch_begin(dp_peer_t *peer, const vc_frame_t *frame)
         .credits = frame->credits,
     };
     memcpy(fetch->token.b, frame->token, sizeof(fetch->token.b));
+    if (frame->n_layer != 0 && !dp_layers_begin(peer, fetch, frame)) {
+        dp_peer_error(peer, frame->request, VC_ERR_RANGE, "a layer part of %u bytes is larger than a buffer",
+                      VC_MAX(frame->part_bytes, frame->head_bytes));
+        vc_free(fetch);
+        return;
+    }
     peer->fetches = fetch;
     peer->n_fetches++;
     DP_COUNT(peer->dp, fetches, 1);
@@ -73,7 +79,7 @@ void dp_fetch_cancel(dp_peer_t *peer, const vc_frame_t *frame)
 }
 
 /* The first block's pin proves the token, so there is one place that judges it. */
-static void count_refusal(dp_peer_t *peer, uint64_t request, uint64_t lease_id, vc_status_t status)
+void dp_fetch_refused(dp_peer_t *peer, uint64_t request, uint64_t lease_id, vc_status_t status)
 {
     cs_dataplane_t *dp = peer->dp;
     if (status == VC_ERR_STALE)
@@ -96,7 +102,7 @@ void dp_fetch_damaged(dp_peer_t *peer, const vc_frame_t *frame)
     vc_status_t st =
         cs_store_pin_leased(dp->opts.store, frame->boot_id, frame->lease_id, &token, frame->fid, frame->first, &pin);
     if (st != VC_OK) {
-        count_refusal(peer, frame->request, frame->lease_id, st);
+        dp_fetch_refused(peer, frame->request, frame->lease_id, st);
         return;
     }
     DP_COUNT(dp, wire_corrupt, 1);
@@ -148,6 +154,10 @@ void dp_fetch_advance(dp_op_t *op)
 {
     dp_fetch_t *fetch = op->fetch;
     dp_peer_t *peer = op->peer;
+    if (op->stage == DP_READING && op->parts != NULL) {
+        dp_layers_read(op);
+        return;
+    }
     if (op->stage == DP_READING && op->status == VC_OK && !fetch->stopping) {
         send_record(op);
         return;
@@ -156,8 +166,9 @@ void dp_fetch_advance(dp_op_t *op)
         send_status(op, op->status);
         return;
     }
-    if (op->stage == DP_SENDING && op->status == VC_OK && op->view != NULL) {
-        DP_COUNT(op->dp, records_sent, 1);
+    if (op->stage == DP_SENDING && op->status == VC_OK && (op->view != NULL || op->buf != NULL)) {
+        DP_COUNT(op->dp, records_sent, op->view != NULL);
+        DP_COUNT(op->dp, pieces_sent, op->view == NULL);
         DP_COUNT(op->dp, bytes_sent, op->bytes);
     }
     if (op->stage == DP_SENDING && op->status != VC_OK && op->status != VC_ERR_CANCELLED)
@@ -167,7 +178,7 @@ void dp_fetch_advance(dp_op_t *op)
     op->dp->dirty = true;
 }
 
-static void stop_fetch(dp_fetch_t *fetch, vc_status_t status)
+void dp_fetch_stop(dp_fetch_t *fetch, vc_status_t status)
 {
     fetch->stopping = true;
     fetch->status = status;
@@ -201,9 +212,9 @@ static bool start_block(dp_peer_t *peer, dp_fetch_t *fetch)
     vc_status_t st = cs_store_pin_leased(dp->opts.store, fetch->boot_id, fetch->lease_id, &fetch->token, fetch->fid,
                                          op->block, &op->pin);
     if (st != VC_OK && st != VC_ERR_NOT_FOUND && st != VC_ERR_CORRUPT) {
-        stop_fetch(fetch, st);
+        dp_fetch_stop(fetch, st);
         dp_op_free(op);
-        count_refusal(peer, fetch->request, fetch->lease_id, st);
+        dp_fetch_refused(peer, fetch->request, fetch->lease_id, st);
         return false;
     }
     fetch->in_flight++;
@@ -241,16 +252,21 @@ static void finish_fetch(dp_peer_t *peer, dp_fetch_t *fetch)
         dp_peer_reply(peer, &frame);
 }
 
+bool dp_fetch_has_more(const dp_fetch_t *f)
+{
+    return !f->stopping && (f->n_layer != 0 ? f->slice <= f->n_layer : f->next_block < f->end);
+}
+
 void dp_fetch_pump(dp_peer_t *peer)
 {
     uint32_t window = peer->dp->opts.window;
     for (dp_fetch_t *f = peer->fetches, *next; f != NULL; f = next) {
         next = f->next;
-        while (!peer->doomed && !f->stopping && f->next_block < f->end && f->credits > 0 && peer->n_records < window) {
-            if (!start_block(peer, f))
+        while (!peer->doomed && dp_fetch_has_more(f) && f->credits > 0 && peer->n_records < window) {
+            if (!(f->n_layer != 0 ? dp_layers_start(peer, f) : start_block(peer, f)))
                 break;
         }
-        if (f->in_flight == 0 && (f->stopping || f->next_block == f->end))
+        if (f->in_flight == 0 && !dp_fetch_has_more(f))
             finish_fetch(peer, f);
     }
 }
@@ -259,7 +275,7 @@ void dp_fetch_pump(dp_peer_t *peer)
 void dp_fetch_stop_all(dp_peer_t *peer)
 {
     for (dp_fetch_t *f = peer->fetches; f != NULL; f = f->next)
-        stop_fetch(f, VC_ERR_PERM);
+        dp_fetch_stop(f, VC_ERR_PERM);
 }
 
 void dp_fetch_free_all(dp_peer_t *peer)

@@ -31,7 +31,11 @@ typedef struct dp_peer dp_peer_t;
 typedef struct dp_fetch dp_fetch_t;
 typedef struct dp_op dp_op_t;
 
-typedef enum { DP_READING, DP_SENDING, DP_WAITING, DP_RECEIVING, DP_STORING } dp_stage_t;
+#define DP_PIECE_BYTES (1u << 20) /* of a layer-major fetch, unless one part is larger */
+
+typedef struct dp_parts dp_parts_t;
+
+typedef enum { DP_READING, DP_READY, DP_SENDING, DP_WAITING, DP_RECEIVING, DP_STORING } dp_stage_t;
 typedef enum { DP_CONTROL, DP_FETCH, DP_PUT } dp_kind_t;
 
 struct dp_op {
@@ -48,7 +52,9 @@ struct dp_op {
     bool has_pin;
     cs_pin_t pin;
     uint32_t block, bytes;
-    void *desc; /* DP_WAITING: the payload that UCX keeps for us */
+    dp_parts_t *parts; /* of a piece of a layer-major fetch, in buf; NULL for a record */
+    dp_op_t *after;    /* the piece that is to be sent after this one */
+    void *desc;        /* DP_WAITING: the payload that UCX keeps for us */
     uint64_t upload_id;
     cs_token_t token;
     vc_ucx_op_t ucx;
@@ -61,6 +67,9 @@ struct dp_fetch {
     uint64_t request, boot_id, lease_id;
     cs_token_t token;
     uint32_t fid, next_block, end, credits;
+    uint32_t head_bytes, part_bytes, n_layer; /* layer-major; n_layer 0: block-major */
+    uint32_t first, slice, group;             /* layer-major: where a slice begins, which is next, blocks of a piece */
+    dp_op_t *pieces, **pieces_tail;           /* being read, or read before an earlier one: sent in order */
     uint32_t in_flight, n_sent;
     bool stopping; /* no further block: cancelled or failed with status */
     vc_status_t status;
@@ -90,7 +99,7 @@ typedef struct dp_counters {
     _Atomic uint64_t peers_open, peers_total, peers_refused, peers_lost, peers_stalled;
     _Atomic uint64_t fetches, puts, records_sent, bytes_sent, records_received, bytes_received;
     _Atomic uint64_t bad_frames, unauthenticated, stale, wire_corrupt, ops_in_flight, pins_held;
-    _Atomic uint64_t shm_peers, shm_peers_total, shm_refused, step_downs;
+    _Atomic uint64_t shm_peers, shm_peers_total, shm_refused, step_downs, pieces_sent;
 } dp_counters_t;
 
 /* Counters are for people; nothing is ordered by them. */
@@ -173,6 +182,17 @@ void dp_fetch_pump(dp_peer_t *peer);
 void dp_fetch_stop_all(dp_peer_t *peer); /* without a farewell */
 void dp_fetch_free_all(dp_peer_t *peer); /* no operation may name one any more */
 dp_fetch_t *dp_fetch_find(const dp_peer_t *peer, uint64_t request);
+
+bool dp_fetch_has_more(const dp_fetch_t *fetch);
+void dp_fetch_stop(dp_fetch_t *fetch, vc_status_t status);
+/* The token's judge: counts, tells, condemns. */
+void dp_fetch_refused(dp_peer_t *peer, uint64_t request, uint64_t lease_id, vc_status_t status);
+
+/* dataplane_layers.c */
+bool dp_layers_begin(dp_peer_t *peer, dp_fetch_t *fetch, const vc_frame_t *frame); /* false: a piece does not fit */
+bool dp_layers_start(dp_peer_t *peer, dp_fetch_t *fetch); /* the next piece; false: nothing can be started now */
+void dp_layers_read(dp_op_t *op);                         /* its parts have been read */
+void dp_layers_drop(dp_op_t *op);
 
 /* dataplane_put.c */
 bool dp_put_begin(dp_peer_t *peer, const vc_frame_t *frame, void *desc);

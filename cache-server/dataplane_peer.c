@@ -255,7 +255,7 @@ void dp_peers_close_doomed(cs_dataplane_t *dp)
 static bool owes_credits(const dp_peer_t *peer)
 {
     for (const dp_fetch_t *f = peer->fetches; f != NULL; f = f->next)
-        if (f->credits == 0 && f->next_block < f->end && !f->stopping)
+        if (f->credits == 0 && dp_fetch_has_more(f))
             return true;
     return false;
 }

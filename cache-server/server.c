@@ -79,6 +79,7 @@ static uint32_t data_stats(void *arg, cs_stat_t *stats, uint32_t cap)
         {"shm_peers_total", d.shm_peers_total},
         {"shm_refused", d.shm_refused},
         {"step_downs", d.step_downs},
+        {"pieces_sent", d.pieces_sent},
     };
     uint32_t n = (uint32_t)VC_MIN(cap, VC_ARRAY_LEN(all));
     for (uint32_t i = 0; i < n; i++) {

@@ -82,6 +82,15 @@ void vcache_planes_close(vcache_client_t *c);
 bool vcache_addresses_set(vcache_addresses_t *at, const char *shm, const char *net);
 void vcache_addresses_free(vcache_addresses_t *at);
 
+/* The header of the record of this block of this column: key, keyspace, place in the chain. Hashes are there. */
+bool vcache_is_wanted(const vcache_lease_t *lease, uint32_t fid, uint32_t block, const vc_kvrec_head_t *head);
+void vcache_lease_ref(const vcache_lease_t *lease, Vericache__V1__LeaseRef *ref);
+/* Opens a Fetch stream for the request, whose lease is filled in here; ended with vc_rpc_stream_destroy. */
+vc_status_t vcache_fetch_stream(vcache_lease_t *lease, Vericache__V1__FetchRequest *req, vc_rpc_stream_t **stream_p,
+                                vc_err_t *err);
+/* Its next message; TIMEOUT after stream_idle_ms. NOT_FOUND without a sentence: the end. */
+vc_status_t vcache_fetch_next(vcache_client_t *c, vc_rpc_stream_t *s, vc_bytes_t *message_p, vc_err_t *err);
+
 /* Takes data_lock and finds or makes the connection over the best way from *plane_p on that is offered, wanted and not
  * known to be broken; *plane_p says which it is, *steps_p grows by one for each that failed. On OK the caller ends with
  * vcache_data_end; UNREACHABLE: none is left, which is gRPC's turn. */

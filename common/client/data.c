@@ -76,6 +76,7 @@ static bool on_message(void *arg, const vc_ucx_msg_t *msg)
     case VC_FRAME_WELCOME: on_welcome(d, &frame); return false;
     case VC_FRAME_ERROR: on_error_message(d, &frame); return false;
     case VC_FRAME_FETCH_DATA:
+    case VC_FRAME_PIECE:
     case VC_FRAME_FETCH_END: return data_fetch_message(d, &frame, msg->desc);
     case VC_FRAME_PUT_ACK: data_put_message(d, &frame); return false;
     default:

@@ -61,6 +61,21 @@ vc_status_t vc_data_fetch(vc_data_t *data, const vc_data_lease_t *lease, uint32_
                           vc_data_record_fn on_record, void *arg, uint32_t idle_ms, vc_data_stats_t *stats_p,
                           vc_err_t *err);
 
+/* The layout of every record of the range, which has to be one (full records of one shape). Multiples of 4096. */
+typedef struct vc_data_layout {
+    uint32_t head_bytes, part_bytes, n_layer;
+} vc_data_layout_t;
+/*
+ * A slice of one block, unchecked: slice 0 is the header, slice 1 + i is layer i. Bytes valid during the call. OK: go
+ * on. CORRUPT: they are damaged, which is told to the server. Anything else ends the fetch with that code. A block that
+ * does not come is absent, damaged at the server, or of another layout.
+ */
+typedef vc_status_t (*vc_data_slice_fn)(void *arg, uint32_t slice, uint32_t block, const uint8_t *data);
+/* As vc_data_fetch, layer after layer: slice s of every block of [first, first + n), n <= 4096, before slice s + 1. */
+vc_status_t vc_data_fetch_layers(vc_data_t *data, const vc_data_lease_t *lease, uint32_t fid, uint32_t first,
+                                 uint32_t n, const vc_data_layout_t *layout, vc_data_slice_fn on_slice, void *arg,
+                                 uint32_t idle_ms, vc_data_stats_t *stats_p, vc_err_t *err);
+
 /* Next record to send: writes it to buf (cap bytes, 4 KiB aligned, registered), sets *len_p; *len_p = 0: no more.
  * Non-zero ends the put with CANCELLED. */
 typedef int (*vc_data_source_fn)(void *arg, void *buf, size_t cap, size_t *len_p);

@@ -26,15 +26,28 @@ static void on_received(void *arg, vc_status_t status)
     make_ready(slot, status == VC_OK ? VC_OK : VC_ERR_UNREACHABLE);
 }
 
-/* A block of the range that has not come yet. */
-static bool expected(vc_data_t *d, uint32_t block)
+/* A block of the range, or a slice of it, that has not come yet. */
+static bool expected(vc_data_t *d, uint32_t block, uint32_t slice)
 {
-    if (block < d->first || block - d->first >= d->n)
+    if (block < d->first || block - d->first >= d->n || slice > d->layout.n_layer)
         return false;
-    uint32_t i = block - d->first;
+    size_t i = (size_t)slice * d->n + (block - d->first);
     if ((d->seen[i / 8] >> (i % 8) & 1) != 0)
         return false;
     d->seen[i / 8] = (uint8_t)(d->seen[i / 8] | 1u << (i % 8));
+    return true;
+}
+
+/* Every block of a piece. */
+static bool expected_piece(vc_data_t *d, const vc_frame_t *frame)
+{
+    uint32_t each = frame->slice == 0 ? d->layout.head_bytes : d->layout.part_bytes;
+    if (d->layout.n_layer == 0 || frame->slice > d->layout.n_layer || frame->first < d->first ||
+        frame->payload_bytes != each * (uint32_t)__builtin_popcount(frame->mask))
+        return false;
+    for (uint32_t i = 0; i < VC_FRAME_GROUP; i++)
+        if ((frame->mask >> i & 1) != 0 && !expected(d, frame->first + i, frame->slice))
+            return false;
     return true;
 }
 
@@ -49,14 +62,19 @@ bool data_fetch_message(vc_data_t *d, const vc_frame_t *frame, void *desc)
         return false;
     }
     data_slot_t *slot = data_take_slot(d);
-    if (slot == NULL || !expected(d, frame->block) || frame->payload_bytes > d->slot_bytes) {
-        data_break(d, VC_ERR_PROTOCOL, "block %u of %u bytes was not asked for", frame->block, frame->payload_bytes);
+    bool piece = frame->type == VC_FRAME_PIECE;
+    uint32_t block = piece ? frame->first : frame->block;
+    if (slot == NULL || frame->payload_bytes > d->slot_bytes ||
+        !(piece ? expected_piece(d, frame) : d->layout.n_layer == 0 && expected(d, block, 0))) {
+        data_break(d, VC_ERR_PROTOCOL, "block %u of %u bytes was not asked for", block, frame->payload_bytes);
         return false;
     }
     d->n_arrived++;
-    slot->block = frame->block;
+    slot->block = block;
     slot->bytes = frame->payload_bytes;
-    if (frame->status != VC_OK) {
+    slot->mask = frame->mask;
+    slot->slice = frame->slice;
+    if (frame->status != VC_OK || slot->bytes == 0) {
         make_ready(slot, frame->status);
         return false;
     }
@@ -77,6 +95,7 @@ typedef struct fetch { /* the call */
     const vc_data_lease_t *lease;
     uint32_t fid, idle_ms;
     vc_data_record_fn on_record;
+    vc_data_slice_fn on_slice; /* layer-major */
     void *arg;
     vc_data_stats_t stats;
     uint32_t n_handled, credits_owed, credits_given;
@@ -125,6 +144,31 @@ static vc_status_t handle(fetch_t *f, data_slot_t *slot, vc_err_t *err)
     return send;
 }
 
+/* Slices of the blocks of one piece, in order. */
+static vc_status_t handle_piece(fetch_t *f, data_slot_t *slot, vc_err_t *err)
+{
+    const vc_data_t *d = f->d;
+    uint32_t each = slot->slice == 0 ? d->layout.head_bytes : d->layout.part_bytes, at = 0;
+    vc_status_t st = VC_OK;
+    for (uint32_t i = 0; st == VC_OK && i < VC_FRAME_GROUP; i++) {
+        if ((slot->mask >> i & 1) == 0)
+            continue;
+        st = f->on_slice(f->arg, slot->slice, slot->block + i, slot->buf + at);
+        at += each;
+        f->stats.bytes += each;
+        if (st == VC_ERR_CORRUPT)
+            st = report_damage(f, slot->block + i, err);
+        else if (st != VC_OK)
+            vc_err_set(err, st, "the fetch was ended by its receiver");
+    }
+    f->stats.records += slot->slice == 0 ? (uint32_t)__builtin_popcount(slot->mask) : 0;
+    f->d->progress_us = data_now_us();
+    f->n_handled++;
+    f->credits_owed++;
+    slot->state = SLOT_FREE;
+    return st;
+}
+
 static vc_status_t handle_ready(fetch_t *f, vc_err_t *err)
 {
     vc_data_t *d = f->d;
@@ -134,10 +178,11 @@ static vc_status_t handle_ready(fetch_t *f, vc_err_t *err)
         d->ready = slot->next;
         if (d->ready == NULL)
             d->ready_tail = &d->ready;
-        st = handle(f, slot, err);
+        st = f->on_slice != NULL ? handle_piece(f, slot, err) : handle(f, slot, err);
         for (int i = 0; i < 4; i++) /* the wire goes on while records are looked at */
             vc_ucx_progress(d->ucx);
-        if (st != VC_OK || f->credits_given >= d->n || f->credits_owed * 4 < d->opts.n_slots)
+        bool enough = d->layout.n_layer == 0 && f->credits_given >= d->n;
+        if (st != VC_OK || enough || f->credits_owed * 4 < d->opts.n_slots)
             continue;
         vc_frame_t frame = {.type = VC_FRAME_CREDIT, .request = d->fetch_request, .credits = f->credits_owed};
         f->credits_given += f->credits_owed;
@@ -153,6 +198,9 @@ static vc_status_t run(fetch_t *f, vc_err_t *err)
     vc_frame_t frame = {.type = VC_FRAME_FETCH,
                         .request = d->fetch_request,
                         .stepped_down = d->stepped_down,
+                        .head_bytes = d->layout.head_bytes,
+                        .part_bytes = d->layout.part_bytes,
+                        .n_layer = d->layout.n_layer,
                         .credits = d->opts.n_slots};
     fill_range(f, &frame, d->first, d->n);
     d->stepped_down = false;
@@ -175,7 +223,7 @@ static vc_status_t run(fetch_t *f, vc_err_t *err)
     if (d->end_status != VC_OK)
         return vc_err_set(err, d->end_status, "data plane %s: fetch of blocks %u..%u ended: %s", d->address, d->first,
                           d->first + d->n - 1, vc_status_name(d->end_status));
-    if (f->n_handled != d->n)
+    if (d->layout.n_layer == 0 && f->n_handled != d->n)
         return vc_err_set(err, VC_ERR_PROTOCOL, "data plane %s: %u of %u blocks came", d->address, f->n_handled, d->n);
     return VC_OK;
 }
@@ -200,12 +248,13 @@ static void drain(fetch_t *f)
         data_drop(d);
 }
 
-static vc_status_t begin(vc_data_t *d, uint32_t first, uint32_t n, vc_err_t *err)
+static vc_status_t begin(vc_data_t *d, uint32_t first, uint32_t n, const vc_data_layout_t *layout, vc_err_t *err)
 {
     vc_status_t st = data_reconnect(d, err);
     if (st != VC_OK)
         return st;
-    d->seen = vc_calloc(1, n / 8 + 1);
+    d->layout = layout != NULL ? *layout : (vc_data_layout_t){0};
+    d->seen = vc_calloc(1, (size_t)n * (d->layout.n_layer + 1) / 8 + 1);
     if (d->seen == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory for a fetch of %u blocks", n);
     d->first = first;
@@ -230,26 +279,41 @@ static void end(fetch_t *f, vc_status_t st)
     d->seen = NULL;
 }
 
+/* The whole call: f says what to do with what comes. */
+static vc_status_t fetch(fetch_t *f, uint32_t first, uint32_t n, const vc_data_layout_t *layout,
+                         vc_data_stats_t *stats_p, vc_err_t *err)
+{
+    vc_data_t *d = f->d;
+    pthread_mutex_lock(&d->lock);
+    f->idle_ms = f->idle_ms != 0 ? f->idle_ms : d->opts.idle_ms;
+    vc_status_t st = begin(d, first, n, layout, err);
+    if (st == VC_OK) {
+        st = run(f, err);
+        end(f, st);
+    }
+    pthread_mutex_unlock(&d->lock);
+    if (stats_p != NULL)
+        *stats_p = f->stats;
+    return st;
+}
+
 vc_status_t vc_data_fetch(vc_data_t *d, const vc_data_lease_t *lease, uint32_t fid, uint32_t first, uint32_t n,
                           vc_data_record_fn on_record, void *arg, uint32_t idle_ms, vc_data_stats_t *stats_p,
                           vc_err_t *err)
 {
     if (n == 0 || n > VC_FRAME_MAX_BLOCKS || first > UINT32_MAX - n || fid >= 8)
         return vc_err_set(err, VC_ERR_RANGE, "a fetch is of 1..%u blocks of columns 0..7", VC_FRAME_MAX_BLOCKS);
-    pthread_mutex_lock(&d->lock);
-    fetch_t f = {.d = d,
-                 .lease = lease,
-                 .fid = fid,
-                 .idle_ms = idle_ms != 0 ? idle_ms : d->opts.idle_ms,
-                 .on_record = on_record,
-                 .arg = arg};
-    vc_status_t st = begin(d, first, n, err);
-    if (st == VC_OK) {
-        st = run(&f, err);
-        end(&f, st);
-    }
-    pthread_mutex_unlock(&d->lock);
-    if (stats_p != NULL)
-        *stats_p = f.stats;
-    return st;
+    fetch_t f = {.d = d, .lease = lease, .fid = fid, .idle_ms = idle_ms, .on_record = on_record, .arg = arg};
+    return fetch(&f, first, n, NULL, stats_p, err);
+}
+
+vc_status_t vc_data_fetch_layers(vc_data_t *d, const vc_data_lease_t *lease, uint32_t fid, uint32_t first, uint32_t n,
+                                 const vc_data_layout_t *layout, vc_data_slice_fn on_slice, void *arg, uint32_t idle_ms,
+                                 vc_data_stats_t *stats_p, vc_err_t *err)
+{
+    if (n == 0 || n > VC_FRAME_MAX_LAYERED || first > UINT32_MAX - n || fid >= 8 || layout->n_layer == 0)
+        return vc_err_set(err, VC_ERR_RANGE, "a layer-major fetch is of 1..%u blocks of columns 0..7",
+                          VC_FRAME_MAX_LAYERED);
+    fetch_t f = {.d = d, .lease = lease, .fid = fid, .idle_ms = idle_ms, .on_slice = on_slice, .arg = arg};
+    return fetch(&f, first, n, layout, stats_p, err);
 }

@@ -24,6 +24,7 @@ typedef struct data_slot { /* one record of registered memory */
     data_slot_state_t state;
     uint64_t request; /* put: of its PUT_DATA */
     uint32_t block, bytes;
+    uint32_t mask, slice; /* of a piece */
     vc_status_t status;
     bool sent, acknowledged; /* put: free again when both */
     struct data_slot *next;  /* ready list */
@@ -61,7 +62,8 @@ struct vc_data {
     /* the running call */
     uint64_t fetch_request; /* 0: none */
     uint32_t first, n, n_arrived;
-    uint8_t *seen; /* bitmap of n blocks */
+    vc_data_layout_t layout; /* layer-major; n_layer 0: block-major */
+    uint8_t *seen;           /* bitmap of n blocks, or of n blocks for every slice */
     bool ended;
     vc_status_t end_status;
     uint32_t end_n_sent;

@@ -29,19 +29,22 @@ typedef struct {
     uint32_t block; /* absolute */
 } fetch_t;
 
+bool vcache_is_wanted(const vcache_lease_t *lease, uint32_t fid, uint32_t block, const vc_kvrec_head_t *head)
+{
+    vc_object_key_t key, want = lease->keys[fid];
+    want.hash = lease->hashes[block];
+    vc_kvrec_key(head, &key);
+    return memcmp(&key, &want, sizeof(key)) == 0 && head->block_index == block &&
+           memcmp(&head->keyspace, &lease->keyspace, sizeof(head->keyspace)) == 0;
+}
+
 /* True when these bytes are the record of `block` that was asked for, undamaged. summed: every layer's checksum has
  * been verified in this memory already. */
 static bool record_is_good(const fetch_t *f, uint32_t block, const void *record, size_t bytes, bool summed)
 {
     vc_kvrec_head_t head;
-    vc_object_key_t key, want = f->lease->keys[f->fid];
     vc_status_t st = summed ? vc_kvrec_decode(record, bytes, &head, NULL) : vc_kvrec_check(record, bytes, &head, NULL);
-    if (st != VC_OK || vc_kvrec_bytes(&head) != bytes)
-        return false;
-    want.hash = f->lease->hashes[block];
-    vc_kvrec_key(&head, &key);
-    return memcmp(&key, &want, sizeof(key)) == 0 && head.block_index == block &&
-           memcmp(&head.keyspace, &f->lease->keyspace, sizeof(head.keyspace)) == 0;
+    return st == VC_OK && vc_kvrec_bytes(&head) == bytes && vcache_is_wanted(f->lease, f->fid, block, &head);
 }
 
 /* VC_OK, or CANCELLED when the caller has had enough. A damaged record only changes the block's state. */
@@ -125,26 +128,38 @@ static vc_status_t fetch_planes(fetch_t *f)
 
 /* ---- gRPC ---- */
 
-static vc_status_t send_request(fetch_t *f, vc_rpc_stream_t *s, uint32_t from, uint32_t n, bool damaged)
+vc_status_t vcache_fetch_stream(vcache_lease_t *lease, Vericache__V1__FetchRequest *req, vc_rpc_stream_t **stream_p,
+                                vc_err_t *err)
 {
-    Vericache__V1__LeaseRef lease = VERICACHE__V1__LEASE_REF__INIT;
-    Vericache__V1__FetchRequest req = VERICACHE__V1__FETCH_REQUEST__INIT;
+    Vericache__V1__LeaseRef ref = VERICACHE__V1__LEASE_REF__INIT;
     uint8_t bytes[256];
-    lease.boot_id = f->lease->boot_id;
-    lease.lease_id = f->lease->lease_id;
-    lease.token = (ProtobufCBinaryData){sizeof(f->lease->token), f->lease->token};
-    req.lease = &lease;
-    req.column = f->fid;
-    req.first_block = from;
-    req.n_blocks = n;
-    req.stepped_down = f->stats.steps_down != 0;
-    req.damaged = damaged;
-    if (vericache__v1__fetch_request__get_packed_size(&req) > sizeof(bytes))
-        return vc_err_set(f->err, VC_ERR_INTERNAL, "request does not fit");
-    vc_rpc_msg_t msg = {.head = bytes, .head_len = vericache__v1__fetch_request__pack(&req, bytes)};
-    vc_status_t st = vc_rpc_stream_send(s, &msg, f->err);
-    if (st == VC_OK && vc_rpc_stream_half_close(s) != VC_OK)
-        st = VC_OK; /* the call is over already; recv says why */
+    vc_rpc_stream_t *s = NULL;
+    vcache_lease_ref(lease, &ref);
+    req->lease = &ref;
+    if (vericache__v1__fetch_request__get_packed_size(req) > sizeof(bytes))
+        return vc_err_set(err, VC_ERR_INTERNAL, "request does not fit");
+    vc_status_t st = vc_rpc_stream_open(lease->client->channel, VCACHE_METHOD("Fetch"), 0, &s, err);
+    if (st != VC_OK)
+        return st;
+    vc_rpc_msg_t msg = {.head = bytes, .head_len = vericache__v1__fetch_request__pack(req, bytes)};
+    st = vc_rpc_stream_send(s, &msg, err);
+    if (st == VC_OK)
+        (void)vc_rpc_stream_half_close(s); /* refused: the call is over already; recv says why */
+    if (st != VC_OK) {
+        vc_err_t kept = *err;
+        vc_rpc_stream_destroy(s);
+        *err = kept;
+        return st;
+    }
+    *stream_p = s;
+    return VC_OK;
+}
+
+vc_status_t vcache_fetch_next(vcache_client_t *c, vc_rpc_stream_t *s, vc_bytes_t *message_p, vc_err_t *err)
+{
+    vc_status_t st = vc_rpc_stream_recv(s, c->o.stream_idle_ms, message_p, err);
+    if (st == VC_ERR_AGAIN)
+        return vc_err_set(err, VC_ERR_TIMEOUT, "%s: Fetch: nothing came for %u ms", c->server, c->o.stream_idle_ms);
     return st;
 }
 
@@ -204,19 +219,21 @@ static vc_status_t take_frame(fetch_t *f, uint32_t from, uint32_t n, const vc_by
 static vc_status_t fetch_grpc(fetch_t *f, uint32_t from, uint32_t n, bool damaged)
 {
     vc_rpc_stream_t *s = NULL;
+    Vericache__V1__FetchRequest req = VERICACHE__V1__FETCH_REQUEST__INIT;
+    req.column = f->fid;
+    req.first_block = from;
+    req.n_blocks = n;
+    req.stepped_down = f->stats.steps_down != 0;
+    req.damaged = damaged;
     f->record_bytes = 0;
-    vc_status_t st = vc_rpc_stream_open(f->c->channel, VCACHE_METHOD("Fetch"), 0, &s, f->err);
+    vc_status_t st = vcache_fetch_stream(f->lease, &req, &s, f->err);
     if (st != VC_OK)
         return st;
     f->stats.path = VCACHE_PATH_GRPC;
-    st = send_request(f, s, from, n, damaged);
     while (st == VC_OK) {
         vc_bytes_t message = {0};
-        st = vc_rpc_stream_recv(s, f->c->o.stream_idle_ms, &message, f->err);
-        if (st == VC_ERR_AGAIN)
-            st = vc_err_set(f->err, VC_ERR_TIMEOUT, "%s: Fetch: nothing came for %u ms", f->c->server,
-                            f->c->o.stream_idle_ms);
-        else if (st == VC_OK)
+        st = vcache_fetch_next(f->c, s, &message, f->err);
+        if (st == VC_OK)
             st = take_frame(f, from, n, &message);
         vc_bytes_free(&message);
     }

@@ -146,7 +146,7 @@ vcache_status_t vcache_lookup(vcache_client_t *client, const uint8_t *keyspace, 
     return vcache_give(st, &e, err);
 }
 
-static void lease_ref(const vcache_lease_t *lease, Vericache__V1__LeaseRef *ref)
+void vcache_lease_ref(const vcache_lease_t *lease, Vericache__V1__LeaseRef *ref)
 {
     *ref = (Vericache__V1__LeaseRef)VERICACHE__V1__LEASE_REF__INIT;
     ref->boot_id = lease->boot_id;
@@ -160,7 +160,7 @@ vcache_status_t vcache_lease_renew(vcache_lease_t *lease, vcache_error_t *err)
     vc_bytes_t reply = {0};
     Vericache__V1__LeaseRef ref;
     Vericache__V1__RenewLeaseRequest req = VERICACHE__V1__RENEW_LEASE_REQUEST__INIT;
-    lease_ref(lease, &ref);
+    vcache_lease_ref(lease, &ref);
     req.lease = &ref;
     vcache_client_t *c = lease->client;
     vc_status_t st = vcache_call(c, VCACHE_METHOD("RenewLease"), &req.base, c->o.call_ms, &reply, &e);
@@ -175,7 +175,7 @@ void vcache_lease_release(vcache_lease_t *lease)
         return;
     vc_bytes_t reply = {0};
     Vericache__V1__LeaseRef ref;
-    lease_ref(lease, &ref);
+    vcache_lease_ref(lease, &ref);
     vcache_call(lease->client, VCACHE_METHOD("ReleaseLease"), &ref.base, lease->client->o.call_ms, &reply, NULL);
     vc_bytes_free(&reply);
     lease_free(lease);

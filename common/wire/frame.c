@@ -8,6 +8,7 @@
 #include "vc/mem.h"
 
 #define FLAG_STEPPED_DOWN 1u
+#define FLAG_LAYERS 2u
 
 static const uint8_t magic[4] = {'V', 'C', 'D', 'P'};
 
@@ -20,7 +21,7 @@ static const struct {
     [VC_FRAME_FETCH_END] = {"fetch_end", false}, [VC_FRAME_CREDIT] = {"credit", true},
     [VC_FRAME_CANCEL] = {"cancel", true},        [VC_FRAME_DAMAGED] = {"damaged", true},
     [VC_FRAME_PUT_DATA] = {"put_data", true},    [VC_FRAME_PUT_ACK] = {"put_ack", false},
-    [VC_FRAME_ERROR] = {"error", false},
+    [VC_FRAME_ERROR] = {"error", false},         [VC_FRAME_PIECE] = {"piece", false},
 };
 
 bool vc_frame_is_from_client(vc_frame_type_t type)
@@ -53,10 +54,18 @@ static void write_range(vc_writer_t *w, const vc_frame_t *f)
     vc_write_u64(w, f->lease_id);
     vc_write_bytes(w, f->token, sizeof(f->token));
     vc_write_u16(w, (uint16_t)f->fid);
-    vc_write_u16(w, f->type == VC_FRAME_FETCH && f->stepped_down ? FLAG_STEPPED_DOWN : 0);
+    bool layers = f->type == VC_FRAME_FETCH && f->n_layer != 0;
+    vc_write_u16(w, (uint16_t)((f->type == VC_FRAME_FETCH && f->stepped_down ? FLAG_STEPPED_DOWN : 0) |
+                               (layers ? FLAG_LAYERS : 0)));
     vc_write_u32(w, f->first);
     vc_write_u32(w, f->n);
     vc_write_u32(w, f->type == VC_FRAME_FETCH ? f->credits : 0);
+    if (!layers)
+        return;
+    vc_write_u32(w, f->head_bytes);
+    vc_write_u32(w, f->part_bytes);
+    vc_write_u32(w, f->n_layer);
+    vc_write_u32(w, 0);
 }
 
 static void write_body(vc_writer_t *w, const vc_frame_t *f)
@@ -88,6 +97,12 @@ static void write_body(vc_writer_t *w, const vc_frame_t *f)
         vc_write_u32(w, 0);
         break;
     case VC_FRAME_CANCEL: break;
+    case VC_FRAME_PIECE:
+        vc_write_u32(w, f->first);
+        vc_write_u32(w, f->mask);
+        vc_write_u32(w, f->slice);
+        vc_write_u32(w, f->payload_bytes);
+        break;
     case VC_FRAME_PUT_DATA:
         vc_write_u64(w, f->upload_id);
         vc_write_bytes(w, f->token, sizeof(f->token));
@@ -162,6 +177,21 @@ static void read_text(parse_t *p, vc_frame_t *f)
     }
 }
 
+/* Of a layer-major fetch; every slice is whole pages, and all of them one record. */
+static void read_layout(parse_t *p, vc_frame_t *f)
+{
+    f->head_bytes = vc_read_u32(&p->r);
+    f->part_bytes = vc_read_u32(&p->r);
+    f->n_layer = vc_read_u32(&p->r);
+    need_zero(p);
+    need(p, f->n <= VC_FRAME_MAX_LAYERED, "block range");
+    need(p,
+         f->head_bytes > 0 && f->part_bytes > 0 && f->n_layer > 0 &&
+             (f->head_bytes | f->part_bytes) % VC_KVREC_ALIGN == 0 &&
+             f->head_bytes + (uint64_t)f->part_bytes * f->n_layer <= VC_KVREC_MAX_BYTES,
+         "record layout");
+}
+
 static void read_range(parse_t *p, vc_frame_t *f)
 {
     f->boot_id = vc_read_u64(&p->r);
@@ -173,13 +203,30 @@ static void read_range(parse_t *p, vc_frame_t *f)
     f->n = vc_read_u32(&p->r);
     f->credits = vc_read_u32(&p->r);
     need(p, f->fid < 8, "column");
-    need(p, (flags & ~(f->type == VC_FRAME_FETCH ? FLAG_STEPPED_DOWN : 0u)) == 0, "flag");
+    need(p, (flags & ~(f->type == VC_FRAME_FETCH ? FLAG_STEPPED_DOWN | FLAG_LAYERS : 0u)) == 0, "flag");
     f->stepped_down = (flags & FLAG_STEPPED_DOWN) != 0;
     need(p, f->n >= 1 && f->n <= VC_FRAME_MAX_BLOCKS && f->first <= UINT32_MAX - f->n, "block range");
     if (f->type == VC_FRAME_FETCH)
         need(p, f->credits >= 1 && f->credits <= VC_FRAME_MAX_CREDITS, "credits");
     else
         need(p, f->n == 1 && f->credits == 0, "block range");
+    if ((flags & FLAG_LAYERS) != 0)
+        read_layout(p, f);
+}
+
+static void read_piece(parse_t *p, vc_frame_t *f)
+{
+    f->first = vc_read_u32(&p->r);
+    f->mask = vc_read_u32(&p->r);
+    f->slice = vc_read_u32(&p->r);
+    f->payload_bytes = vc_read_u32(&p->r);
+    uint32_t n = (uint32_t)__builtin_popcount(f->mask);
+    need(p, f->first <= UINT32_MAX - VC_FRAME_GROUP, "block range");
+    need(p,
+         n == 0 ? f->payload_bytes == 0
+                : f->payload_bytes > 0 && f->payload_bytes % (n * VC_KVREC_ALIGN) == 0 &&
+                      f->payload_bytes <= VC_KVREC_MAX_BYTES,
+         "payload length");
 }
 
 static void read_record_size(parse_t *p, vc_frame_t *f)
@@ -224,6 +271,7 @@ static void read_body(parse_t *p, vc_frame_t *f)
         need_zero(p);
         break;
     case VC_FRAME_CANCEL: break;
+    case VC_FRAME_PIECE: read_piece(p, f); break;
     case VC_FRAME_PUT_DATA:
         f->upload_id = vc_read_u64(&p->r);
         read_token(p, f);

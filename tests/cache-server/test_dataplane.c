@@ -43,6 +43,93 @@ Test(dataplane, fetches_real_records_by_rendezvous) { fetch_all(&world_real_shap
 Test(dataplane, fetches_many_small_records) { fetch_all(&world_small_shape, 300); }
 Test(dataplane, fetches_a_single_record) { fetch_all(&world_small_shape, 1); }
 
+typedef struct layer_catcher {
+    const world_t *w;
+    uint8_t *got;       /* n_blocks whole records, put together */
+    uint32_t *n_slices; /* of each block */
+    uint32_t last_slice;
+    vc_data_layout_t layout;
+} layer_catcher_t;
+
+static vc_status_t catch_slice(void *arg, uint32_t slice, uint32_t block, const uint8_t *data)
+{
+    layer_catcher_t *c = arg;
+    size_t at = slice == 0 ? 0 : c->layout.head_bytes + (size_t)(slice - 1) * c->layout.part_bytes;
+    cr_assert(slice >= c->last_slice, "slice %u after %u", slice, c->last_slice);
+    c->last_slice = slice;
+    c->n_slices[block]++;
+    memcpy(c->got + block * c->w->record_bytes + at, data, slice == 0 ? c->layout.head_bytes : c->layout.part_bytes);
+    return VC_OK;
+}
+
+static void fetch_layers(const vc_kv_shape_t *shape, uint32_t n_blocks, bool shm)
+{
+    world_t w;
+    vc_err_t err = {0};
+    vc_data_stats_t stats;
+    vc_data_t *data = NULL;
+    world_open(&w, shape, n_blocks);
+    world_start_server(&w);
+    world_fill(&w);
+    vc_data_lease_t lease = world_lease(&w);
+    layer_catcher_t c = {.w = &w, .layout = {vc_kvrec_header_bytes(shape), 0, shape->n_layer}};
+    c.layout.part_bytes = (uint32_t)vc_align_up((size_t)vc_kv_layer_bytes(shape), 4096);
+    c.got = vc_alloc(n_blocks * w.record_bytes);
+    c.n_slices = vc_calloc(n_blocks, sizeof(*c.n_slices));
+    const char *address = shm ? cs_dataplane_shm_address(w.dp) : cs_dataplane_address(w.dp);
+    cr_assert(vc_data_connect(address, NULL, &data, &err) == VC_OK, "%s", err.msg);
+    vc_status_t st = vc_data_fetch_layers(data, &lease, 0, 0, n_blocks, &c.layout, catch_slice, &c, 0, &stats, &err);
+    cr_assert(st == VC_OK, "%s", err.msg);
+    uint8_t *want = vc_alloc_aligned(4096, w.record_bytes);
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        cr_assert(c.n_slices[b] == shape->n_layer + 1);
+        cr_assert(world_record(&w, b, want, w.record_bytes) == w.record_bytes);
+        cr_assert(memcmp(want, c.got + b * w.record_bytes, w.record_bytes) == 0, "block %u differs", b);
+    }
+    cr_assert(stats.records == n_blocks && stats.bytes == n_blocks * w.record_bytes);
+    cr_assert(world_stats(&w).pieces_sent >= shape->n_layer + 1 && world_stats(&w).bad_frames == 0);
+    c.last_slice = 0; /* a part of the range, and a layout that the records have not got: they are absent */
+    cr_assert(vc_data_fetch_layers(data, &lease, 0, 1, n_blocks - 1, &c.layout, catch_slice, &c, 0, NULL, &err) ==
+              VC_OK);
+    cr_assert(c.n_slices[0] == shape->n_layer + 1 && c.n_slices[1] == 2 * (shape->n_layer + 1));
+    c.layout.part_bytes += 4096;
+    cr_assert(vc_data_fetch_layers(data, &lease, 0, 0, n_blocks, &c.layout, catch_slice, &c, 0, &stats, &err) == VC_OK);
+    cr_assert(stats.records == 0 && stats.bytes == 0);
+    vc_data_close(data);
+    vc_free(c.got);
+    vc_free(c.n_slices);
+    vc_free(want);
+    WORLD_WAIT_EXACTLY(&w, peers_open, 0);
+    world_close(&w);
+}
+
+Test(dataplane, layer_major_bytes_equal_block_major_bytes) { fetch_layers(&world_real_shape, 40, false); }
+Test(dataplane, layer_major_bytes_over_shared_memory) { fetch_layers(&world_real_shape, 40, true); }
+Test(dataplane, layer_major_of_small_records) { fetch_layers(&world_small_shape, 100, false); }
+
+Test(dataplane, a_layout_larger_than_a_buffer_is_refused_and_the_lease_is_judged_as_ever)
+{
+    world_t w;
+    vc_err_t err = {0};
+    world_open(&w, &world_small_shape, 4);
+    world_start_server(&w);
+    world_fill(&w);
+    vc_data_lease_t lease = world_lease(&w), wrong = lease;
+    vc_data_t *data = world_connect(&w);
+    layer_catcher_t c = {.w = &w, .layout = {4096, 1u << 20, 1}};
+    cr_assert(vc_data_fetch_layers(data, &lease, 0, 0, 4, &c.layout, catch_slice, &c, 0, NULL, &err) == VC_ERR_RANGE);
+    c.layout = (vc_data_layout_t){4096, 4096, 1};
+    wrong.boot_id ^= 1;
+    cr_assert(vc_data_fetch_layers(data, &wrong, 0, 0, 4, &c.layout, catch_slice, &c, 0, NULL, &err) == VC_ERR_STALE);
+    wrong = lease;
+    wrong.token[0] ^= 1;
+    cr_assert(vc_data_fetch_layers(data, &wrong, 0, 0, 4, &c.layout, catch_slice, &c, 0, NULL, &err) == VC_ERR_PERM);
+    cr_assert(world_stats(&w).unauthenticated == 1 && world_stats(&w).pieces_sent == 0);
+    vc_data_close(data);
+    WORLD_WAIT_EXACTLY(&w, peers_open, 0);
+    world_close(&w);
+}
+
 static void put_all(const vc_kv_shape_t *shape, uint32_t n_blocks)
 {
     world_t w;

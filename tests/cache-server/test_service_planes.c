@@ -1,6 +1,7 @@
 /* Proves how a client chooses its way - shared memory, network, gRPC - steps down inside a fetch without losing or
  * changing a byte, and comes back to the better way later. */
 #include <sched.h>
+#include <stdatomic.h>
 
 #include "client/client_int.h"
 #include "dataplane.h"
@@ -14,9 +15,11 @@ typedef struct planes {
     vc_fake_clock_t server_clock, client_clock;
     vcache_client_t *client; /* wants every way */
     vcache_lease_t *lease;
+    cs_dataplane_fault_fn fault;
+    void *fault_arg;
 } planes_t;
 
-static void planes_start(planes_t *p)
+static void planes_start_with_fault(planes_t *p)
 {
     vc_err_t err = {0};
     vcache_options_t o;
@@ -30,6 +33,8 @@ static void planes_start(planes_t *p)
     d.pool = p->sx.fx.pool;
     d.max_shm_peers = 1;
     d.clock = &p->server_clock.clock;
+    d.fault = p->fault;
+    d.fault_arg = p->fault_arg;
     cr_assert_eq(cs_dataplane_start(&d, &p->dp, &err), VC_OK, "%s", err.msg);
     cs_service_stop(p->sx.service, 100); /* again, now with something to offer */
     p->sx.opts.data_address = cs_dataplane_address(p->dp);
@@ -40,6 +45,12 @@ static void planes_start(planes_t *p)
     cr_assert_eq(vcache_connect(&o, &p->client, NULL), VC_OK);
     p->client->clock = &p->client_clock.clock;
     p->lease = NULL;
+}
+
+static void planes_start(planes_t *p)
+{
+    p->fault = NULL;
+    planes_start_with_fault(p);
 }
 
 static vcache_lease_t *planes_lease(planes_t *p, vcache_client_t *client)
@@ -200,6 +211,124 @@ Test(service_planes, without_a_data_plane_grpc_takes_over_and_the_server_counts_
     vcache_lease_release(p.lease);
     vcache_disconnect(p.client);
     sx_end(&p.sx);
+}
+
+/* ---- layer by layer ---- */
+
+typedef struct layer_sink {
+    planes_t *p;
+    uint32_t next[BLOCKS];          /* layer that is due */
+    uint32_t last_layer, n, n_late; /* late: of a block that was fetched again */
+    uint32_t stall_at, stop_at;     /* number of the part; 0: never */
+} layer_sink_t;
+
+static int take_layer(void *arg, uint32_t layer, uint32_t block, const void *data, size_t bytes)
+{
+    layer_sink_t *s = arg;
+    planes_t *p = s->p;
+    static uint8_t want[1u << 20];
+    vc_kvrec_head_t head;
+    vc_kvrec_layer_t at;
+    uint32_t n = fx_record(&p->sx.fx, 1, block, 0, want, sizeof(want));
+    cr_assert(vc_kvrec_decode(want, n, &head, NULL) == VC_OK);
+    vc_kvrec_layer(&head, layer, &at);
+    cr_assert(layer == s->next[block]++, "layer %u of block %u twice or out of turn", layer, block);
+    cr_assert(bytes == at.length && memcmp(data, want + at.offset, bytes) == 0, "layer %u of %u differs", layer, block);
+    s->n_late += layer < s->last_layer;
+    s->last_layer = VC_MAX(layer, s->last_layer);
+    s->n++;
+    if (s->n == s->stall_at) {
+        uint64_t before = STAT(p, peers_stalled);
+        while (STAT(p, peers_stalled) == before) {
+            vc_fake_clock_advance(&p->server_clock, 6000000);
+            sched_yield();
+        }
+    }
+    return s->n == s->stop_at;
+}
+
+static vcache_fetch_stats_t layers_of(planes_t *p, layer_sink_t *s, vc_status_t want)
+{
+    vcache_fetch_stats_t fs;
+    vcache_error_t err = {0};
+    s->p = p;
+    vcache_status_t st = vcache_fetch_layers(p->lease, 0, 0, BLOCKS, take_layer, s, &fs, &err);
+    cr_assert(st == want, "%s", err.msg);
+    for (uint32_t b = 0; want == VC_OK && b < BLOCKS; b++)
+        cr_assert(s->next[b] == p->sx.fx.ks.shape.n_layer, "block %u has %u layers", b, s->next[b]);
+    return fs;
+}
+
+Test(service_planes, layers_come_in_order_and_are_the_same_bytes_on_every_way)
+{
+    planes_t p;
+    planes_start(&p);
+    planes_register(&p, VCACHE_PATH_SHM);
+    p.lease = planes_lease(&p, p.client);
+    static const struct {
+        int use;
+        vcache_path_t path;
+    } ways[] = {{1, VCACHE_PATH_SHM}, {2, VCACHE_PATH_UCX}, {0, VCACHE_PATH_GRPC}};
+    for (size_t i = 0; i < VC_ARRAY_LEN(ways); i++) {
+        layer_sink_t s = {.last_layer = 0};
+        p.client->o.use_data_plane = ways[i].use;
+        vcache_fetch_stats_t fs = layers_of(&p, &s, VC_OK);
+        cr_assert(fs.path == ways[i].path && fs.steps_down == 0 && fs.wire_corrupt == 0, "way %zu", i);
+        cr_assert(s.n_late == 0);
+        layer_sink_t stop = {.stop_at = BLOCKS + 3};
+        layers_of(&p, &stop, VC_ERR_CANCELLED);
+        cr_assert_eq(stop.n, BLOCKS + 3);
+    }
+    vcache_error_t err = {0};
+    layer_sink_t s = {.p = &p};
+    cr_assert_eq(vcache_fetch_layers(p.lease, 1, 0, 4, take_layer, &s, NULL, &err), VC_ERR_INVALID); /* compressed */
+    cr_assert_eq(vcache_fetch_layers(p.lease, 0, 1, BLOCKS, take_layer, &s, NULL, &err), VC_ERR_RANGE);
+    planes_end(&p);
+}
+
+Test(service_planes, a_way_that_breaks_between_layers_is_followed_by_the_next)
+{
+    planes_t p;
+    planes_start(&p);
+    planes_register(&p, VCACHE_PATH_SHM);
+    p.lease = planes_lease(&p, p.client);
+    layer_sink_t s = {.stall_at = BLOCKS + 7};
+    vcache_fetch_stats_t fs = layers_of(&p, &s, VC_OK);
+    cr_assert(fs.path == VCACHE_PATH_UCX && fs.steps_down == 1);
+    cs_dataplane_stop(p.dp);
+    layer_sink_t t = {.last_layer = 0};
+    fs = layers_of(&p, &t, VC_OK);
+    cr_assert(fs.path == VCACHE_PATH_GRPC && fs.steps_down >= 1);
+    vcache_lease_release(p.lease);
+    vcache_disconnect(p.client);
+    sx_end(&p.sx);
+}
+
+static void flip_some(void *arg, uint8_t *bytes, uint32_t n)
+{
+    _Atomic uint32_t *calls = arg;
+    uint32_t call = atomic_fetch_add(calls, 1);
+    if (call == 1 || call == 3) /* a header, and later a layer */
+        bytes[n / 2] ^= 1;
+}
+
+Test(service_planes, a_layer_damaged_on_the_way_is_never_handed_out_and_comes_again)
+{
+    planes_t p;
+    static _Atomic uint32_t calls;
+    p.fault = flip_some;
+    p.fault_arg = (void *)&calls;
+    planes_start_with_fault(&p);
+    calls = 1000;
+    planes_register(&p, VCACHE_PATH_SHM);
+    p.lease = planes_lease(&p, p.client);
+    calls = 0;
+    layer_sink_t s = {.last_layer = 0};
+    vcache_fetch_stats_t fs = layers_of(&p, &s, VC_OK);
+    cr_assert(fs.wire_corrupt == 2 && s.n_late > 0, "%u damaged, %u late", (unsigned)fs.wire_corrupt, s.n_late);
+    while (STAT(&p, wire_corrupt) < 2)
+        sched_yield();
+    planes_end(&p);
 }
 
 Test(service_planes, a_name_of_another_machine_is_passed_over_in_silence)

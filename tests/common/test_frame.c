@@ -35,6 +35,20 @@ static const vc_frame_t samples[] = {
     {.type = VC_FRAME_PUT_DATA, .request = 11, .upload_id = 77, .token = {9}, .payload_bytes = 8192},
     {.type = VC_FRAME_PUT_ACK, .request = 11, .status = VC_ERR_NOSPACE, .text = "no room"},
     {.type = VC_FRAME_ERROR, .status = VC_ERR_PERM, .text = "lease 8: wrong token"},
+    {.type = VC_FRAME_FETCH,
+     .request = 12,
+     .boot_id = 7,
+     .lease_id = 8,
+     .fid = 1,
+     .first = 2,
+     .n = VC_FRAME_MAX_LAYERED,
+     .stepped_down = true,
+     .head_bytes = 4096,
+     .part_bytes = 49152,
+     .n_layer = 30,
+     .credits = 8},
+    {.type = VC_FRAME_PIECE, .request = 12, .first = 64, .mask = 0x80000005u, .slice = 30, .payload_bytes = 147456},
+    {.type = VC_FRAME_PIECE, .request = 12, .first = 96},
 };
 
 Test(frame, every_type_decodes_to_what_was_encoded)
@@ -53,6 +67,8 @@ Test(frame, every_type_decodes_to_what_was_encoded)
         cr_assert(got.type == samples[i].type && got.request == samples[i].request);
         cr_assert(got.status == samples[i].status && got.credits == samples[i].credits);
         cr_assert(memcmp(got.token, samples[i].token, 16) == 0);
+        cr_assert(got.stepped_down == samples[i].stepped_down && got.n_layer == samples[i].n_layer);
+        cr_assert(got.mask == samples[i].mask && got.slice == samples[i].slice);
         cr_assert_str_eq(got.text, samples[i].text);
     }
 }

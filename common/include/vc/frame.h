@@ -12,7 +12,8 @@
  *   HELLO      >  u32 largest record taken, u32 z
  *   WELCOME    <  u64 boot id, u32 largest record, u32 put window
  *   FETCH      >  u64 boot id, u64 lease id, 16 token, u16 column, u16 flags, u32 first block, u32 number of blocks,
- *                 u32 credits; flag 1: the client's better path has failed
+ *                 u32 credits; flag 1: the client's better path has failed; flag 2, layer-major: then u32 header
+ *                 bytes, u32 bytes of a layer part, u32 layers, u32 z follow
  *   FETCH_DATA <  u32 block, i32 status, u32 payload bytes, u32 z; the record is the payload, none unless status is OK
  *   FETCH_END  <  i32 status, u32 FETCH_DATA messages sent before it, of which data may still be in flight
  *   CREDIT     >  u32 more FETCH_DATA messages the client takes, u32 z
@@ -21,8 +22,13 @@
  *   PUT_DATA   >  u64 upload id, 16 token, u32 payload bytes, u32 z; the record is the payload
  *   PUT_ACK    <  i32 status, u16 text bytes, u16 z, text
  *   ERROR      <  i32 status, u16 text bytes, u16 z, text; ends the request it names
+ *   PIECE      <  u32 first block, u32 mask, u32 slice, u32 payload bytes; bit i of the mask: block first + i is in it
  *
- * A payload is one whole KV record: a multiple of 4096 bytes.
+ * A payload is one whole KV record, a multiple of 4096 bytes; or, in a PIECE, one slice of each block of its mask, in
+ * ascending order. Slice 0 is the record's header, slice 1 + i its layer i; they follow each other in the record, all
+ * of them multiples of 4096 bytes, and together are the whole record. A layer-major FETCH is answered with slice 0 of
+ * all blocks in groups of up to 32, then slice 1 of all, and so on, then FETCH_END. A block that is in no PIECE of its
+ * group is absent, damaged at the server, or of another size. Credits count PIECEs there.
  */
 #ifndef VC_FRAME_H
 #define VC_FRAME_H
@@ -38,6 +44,8 @@
 #define VC_FRAME_MAX (24u + VC_FRAME_TEXT_MAX)
 #define VC_FRAME_MAX_BLOCKS 65536u
 #define VC_FRAME_MAX_CREDITS 1024u
+#define VC_FRAME_MAX_LAYERED 4096u /* blocks of a layer-major FETCH */
+#define VC_FRAME_GROUP 32u         /* blocks of a PIECE */
 
 typedef enum {
     VC_FRAME_HELLO = 1,
@@ -50,7 +58,8 @@ typedef enum {
     VC_FRAME_DAMAGED,
     VC_FRAME_PUT_DATA,
     VC_FRAME_PUT_ACK,
-    VC_FRAME_ERROR
+    VC_FRAME_ERROR,
+    VC_FRAME_PIECE
 } vc_frame_type_t;
 
 typedef struct vc_frame { /* fields that the type does not have are ignored by encode and zero after decode */
@@ -60,11 +69,13 @@ typedef struct vc_frame { /* fields that the type does not have are ignored by e
     uint64_t lease_id;
     uint64_t upload_id;
     uint8_t token[16];
-    uint32_t fid, first, n; /* FETCH, DAMAGED */
-    bool stepped_down;      /* FETCH */
-    uint32_t credits;       /* FETCH, CREDIT */
-    uint32_t block;         /* FETCH_DATA */
-    uint32_t payload_bytes; /* FETCH_DATA, PUT_DATA */
+    uint32_t fid, first, n;                   /* FETCH, DAMAGED; PIECE: first */
+    uint32_t head_bytes, part_bytes, n_layer; /* FETCH: not 0 where it is layer-major */
+    uint32_t mask, slice;                     /* PIECE */
+    bool stepped_down;                        /* FETCH */
+    uint32_t credits;                         /* FETCH, CREDIT */
+    uint32_t block;                           /* FETCH_DATA */
+    uint32_t payload_bytes;                   /* FETCH_DATA, PUT_DATA, PIECE */
     uint32_t max_record_bytes;
     uint32_t put_window;
     uint32_t n_sent;

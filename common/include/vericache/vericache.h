@@ -100,6 +100,22 @@ VCACHE_API vcache_status_t vcache_fetch(vcache_lease_t *lease, uint32_t fid, uin
                                         vcache_record_fn on_record, void *arg, vcache_fetch_stats_t *stats_p,
                                         vcache_error_t *err);
 
+/*
+ * Receives one layer of one block: `bytes` bytes of K, then V, as the record's payload lays them out (README of
+ * common), whose checksum has been verified. Layer 0 of all blocks comes before layer 1 of any, and so on, so that a
+ * model can start while the rest is on its way; within a layer blocks come in any order. Only blocks that have to be
+ * fetched again (damaged on the way, or lost by a path that failed) come after all others, their layers ascending. Each
+ * (layer, block) comes once. The memory is the library's and lasts for the call; it is aligned to 64 bytes at least.
+ * Runs on the thread inside vcache_fetch_layers, which it delays; it must not call the library. Non-zero ends the fetch
+ * with VCACHE_CANCELLED (-7).
+ */
+typedef int (*vcache_layer_fn)(void *arg, uint32_t layer, uint32_t block, const void *data, size_t bytes);
+/* Blocks [first, first + n) of column fid, a full one (INVALID for a compressed one), n <= 4096, layer by layer over
+ * the same paths as vcache_fetch. OK: every layer of every block was handed out. stats_p->bytes counts layer bytes. */
+VCACHE_API vcache_status_t vcache_fetch_layers(vcache_lease_t *lease, uint32_t fid, uint32_t first, uint32_t n,
+                                               vcache_layer_fn on_layer, void *arg, vcache_fetch_stats_t *stats_p,
+                                               vcache_error_t *err);
+
 /* Hands out records to store: fill buf (cap bytes) with the record of (fid, block), set *len_p. Non-zero ends the
  * registration. Called on the thread inside vcache_register, only for objects that the server lacks; again for the same
  * object when a transfer has to be repeated on another path. */
