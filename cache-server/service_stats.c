@@ -124,6 +124,7 @@ static void add_service(stats_t *st, cs_service_t *s)
     vc_rpc_server_stats_t rpc;
     vc_rpc_server_get_stats(s->rpc, &rpc);
     add(st, "rpc_calls", "", rpc.calls);
+    add(st, "rpc_calls_total", "", (double)rpc.total);
     add(st, "rpc_refused", "", (double)rpc.refused);
     add(st, "rpc_stalled", "", (double)rpc.stalled);
     add(st, "rpc_lookups", "", load(&s->n.lookups));

@@ -193,41 +193,14 @@ vc_status_t cs_store_lookup(cs_store_t *s, const vc_digest_t *keyspace, const vc
 
 /* ---- near misses ---- */
 
-/* True when a becomes equal to b by one field alone. */
-static bool differs_in_one(const vc_keyspace_t *a, const vc_keyspace_t *b)
-{
-    static const struct {
-        size_t offset, bytes;
-    } fields[] = {{offsetof(vc_keyspace_t, model), sizeof(vc_digest_t)},
-                  {offsetof(vc_keyspace_t, tokenizer), sizeof(vc_digest_t)},
-                  {offsetof(vc_keyspace_t, adapter), sizeof(vc_digest_t) + sizeof(bool)},
-                  {offsetof(vc_keyspace_t, shape.n_layer), 4},
-                  {offsetof(vc_keyspace_t, shape.n_kv_head), 4},
-                  {offsetof(vc_keyspace_t, shape.head_dim), 4},
-                  {offsetof(vc_keyspace_t, shape.block_tokens), 4},
-                  {offsetof(vc_keyspace_t, shape.dtype), 4},
-                  {offsetof(vc_keyspace_t, layout_version), 4},
-                  {offsetof(vc_keyspace_t, rope), sizeof(b->rope)}};
-    _Static_assert(offsetof(vc_keyspace_t, has_adapter) == offsetof(vc_keyspace_t, adapter) + sizeof(vc_digest_t),
-                   "adapter and its flag are copied as one field");
-    for (size_t i = 0; i < VC_ARRAY_LEN(fields); i++) {
-        vc_keyspace_t patched = *a;
-        memcpy((uint8_t *)&patched + fields[i].offset, (const uint8_t *)b + fields[i].offset, fields[i].bytes);
-        if (vc_keyspace_diff(&patched, b) == NULL)
-            return true;
-    }
-    return false;
-}
-
 const char *cs_store_near_miss(cs_store_t *s, const vc_keyspace_t *ks)
 {
     const char *field = NULL;
     cs_lock(s);
     for (uint32_t i = 0; i < s->n_keyspaces && !field; i++) {
         const cs_keyspace_slot_t *slot = &s->keyspaces[i];
-        /* Another tenant's keyspaces differ in the salt and are never named. */
-        if (slot->is_used && slot->objects && vc_keyspace_diff(&slot->ks, ks) && differs_in_one(&slot->ks, ks))
-            field = vc_keyspace_diff(&slot->ks, ks);
+        if (slot->is_used && slot->objects)
+            field = vc_keyspace_near(&slot->ks, ks);
     }
     cs_unlock(s);
     return field;

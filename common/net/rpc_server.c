@@ -262,6 +262,7 @@ int vc_rpc_server_port(const vc_rpc_server_t *server) { return server->port; }
 void vc_rpc_server_get_stats(const vc_rpc_server_t *server, vc_rpc_server_stats_t *stats_p)
 {
     stats_p->calls = atomic_load_explicit(&server->calls, memory_order_relaxed);
+    stats_p->total = atomic_load_explicit(&server->total, memory_order_relaxed);
     stats_p->refused = atomic_load_explicit(&server->refused, memory_order_relaxed);
     stats_p->stalled = atomic_load_explicit(&server->stalled, memory_order_relaxed);
 }

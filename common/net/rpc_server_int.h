@@ -38,9 +38,9 @@ struct vc_rpc_server {
     int port;
     /* Relaxed: a request posted after the flag was set fails by itself, since gRPC refuses it after shutdown. */
     _Atomic bool stopping;
-    _Atomic uint32_t calls;            /* unary calls taken and not over; relaxed, the limits may be passed by a few */
-    _Atomic uint64_t refused, stalled; /* relaxed: statistics */
-    pthread_mutex_t lock;              /* guards the rest */
+    _Atomic uint32_t calls; /* unary calls taken and not over; relaxed, the limits may be passed by a few */
+    _Atomic uint64_t total, refused, stalled; /* relaxed: statistics */
+    pthread_mutex_t lock;                     /* guards the rest */
     pthread_cond_t undeferred;
     uint32_t n_deferred;
     vc_rpc_request_t *oldest, *newest; /* answers on their way, in the order of their start */

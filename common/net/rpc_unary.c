@@ -203,6 +203,7 @@ static void request_taken(vc_rpc_request_t *r)
 {
     vc_rpc_server_t *s = r->server;
     uint32_t n = atomic_fetch_add_explicit(&s->calls, 1, memory_order_relaxed) + 1;
+    atomic_fetch_add_explicit(&s->total, 1, memory_order_relaxed);
     vc_bytes_t response = {0};
     vc_err_t err = {0};
     vc_status_t status;

@@ -241,26 +241,44 @@ vc_status_t vc_keyspace_id(const vc_keyspace_t *ks, vc_digest_t *id_p, vc_err_t 
 
 static bool digest_equal(const vc_digest_t *a, const vc_digest_t *b) { return memcmp(a, b, sizeof(*a)) == 0; }
 
+/* Tag of the first field from `tag` on that differs, or TAG_LAST + 1. */
+static int next_diff(const vc_keyspace_t *a, const vc_keyspace_t *b, int tag)
+{
+    for (; tag <= TAG_LAST; tag++) {
+        bool same = true;
+        switch (tag) {
+        case TAG_MODEL: same = digest_equal(&a->model, &b->model); break;
+        case TAG_TOKENIZER: same = digest_equal(&a->tokenizer, &b->tokenizer); break;
+        case TAG_ADAPTER:
+            same = a->has_adapter == b->has_adapter && (!a->has_adapter || digest_equal(&a->adapter, &b->adapter));
+            break;
+        case TAG_N_LAYER: same = a->shape.n_layer == b->shape.n_layer; break;
+        case TAG_N_KV_HEAD: same = a->shape.n_kv_head == b->shape.n_kv_head; break;
+        case TAG_HEAD_DIM: same = a->shape.head_dim == b->shape.head_dim; break;
+        case TAG_BLOCK_TOKENS: same = a->shape.block_tokens == b->shape.block_tokens; break;
+        case TAG_DTYPE: same = a->shape.dtype == b->shape.dtype; break;
+        case TAG_LAYOUT: same = a->layout_version == b->layout_version; break;
+        case TAG_ROPE: same = strncmp(a->rope, b->rope, sizeof(a->rope)) == 0; break;
+        case TAG_SALT: same = strncmp(a->tenant_salt, b->tenant_salt, sizeof(a->tenant_salt)) == 0; break;
+        default: break;
+        }
+        if (!same)
+            break;
+    }
+    return tag;
+}
+
 const char *vc_keyspace_diff(const vc_keyspace_t *a, const vc_keyspace_t *b)
 {
-    bool same_adapter = a->has_adapter == b->has_adapter && (!a->has_adapter || digest_equal(&a->adapter, &b->adapter));
-    const bool same[TAG_LAST + 1] = {
-        [TAG_MODEL] = digest_equal(&a->model, &b->model),
-        [TAG_TOKENIZER] = digest_equal(&a->tokenizer, &b->tokenizer),
-        [TAG_ADAPTER] = same_adapter,
-        [TAG_N_LAYER] = a->shape.n_layer == b->shape.n_layer,
-        [TAG_N_KV_HEAD] = a->shape.n_kv_head == b->shape.n_kv_head,
-        [TAG_HEAD_DIM] = a->shape.head_dim == b->shape.head_dim,
-        [TAG_BLOCK_TOKENS] = a->shape.block_tokens == b->shape.block_tokens,
-        [TAG_DTYPE] = a->shape.dtype == b->shape.dtype,
-        [TAG_LAYOUT] = a->layout_version == b->layout_version,
-        [TAG_ROPE] = strncmp(a->rope, b->rope, sizeof(a->rope)) == 0,
-        [TAG_SALT] = strncmp(a->tenant_salt, b->tenant_salt, sizeof(a->tenant_salt)) == 0,
-    };
-    for (int tag = TAG_MODEL; tag <= TAG_LAST; tag++)
-        if (!same[tag])
-            return field_names[tag];
-    return NULL;
+    int tag = next_diff(a, b, TAG_MODEL);
+    return tag <= TAG_LAST ? field_names[tag] : NULL;
+}
+
+const char *vc_keyspace_near(const vc_keyspace_t *a, const vc_keyspace_t *b)
+{
+    int tag = next_diff(a, b, TAG_MODEL);
+    bool is_near = tag <= TAG_LAST && tag != TAG_SALT && next_diff(a, b, tag + 1) > TAG_LAST;
+    return is_near ? field_names[tag] : NULL;
 }
 
 void vc_blake2b(const void *data, size_t bytes, vc_digest_t *out)

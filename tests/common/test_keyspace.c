@@ -237,3 +237,20 @@ Test(keyspace, hex_round_trips_and_refuses_what_is_not_hex)
     cr_assert_eq(vc_unhex("0g0000", back, 3), -1);
     cr_assert_arr_eq(data, back, 3, "nothing is written on failure");
 }
+
+Test(keyspace, near_names_the_only_field_that_differs)
+{
+    vc_keyspace_t a = {.shape = {30, 3, 64, 64, VC_DTYPE_F16}, .layout_version = VC_LAYOUT_VERSION}, b = a;
+    cr_assert_null(vc_keyspace_near(&a, &b));
+    b.rope[0] = 'x';
+    cr_assert_str_eq(vc_keyspace_near(&a, &b), "rope");
+    b.shape.n_layer = 31;
+    cr_assert_null(vc_keyspace_near(&a, &b)); /* two */
+    cr_assert_str_eq(vc_keyspace_diff(&a, &b), "n_layer");
+    b = a;
+    b.tenant_salt[0] = 's';
+    cr_assert_null(vc_keyspace_near(&a, &b)); /* another tenant's */
+    b = a;
+    b.has_adapter = true;
+    cr_assert_str_eq(vc_keyspace_near(&a, &b), "adapter");
+}

@@ -58,6 +58,9 @@ vc_status_t vc_keyspace_decode(const uint8_t *buf, size_t len, vc_keyspace_t *ks
 vc_status_t vc_keyspace_id(const vc_keyspace_t *ks, vc_digest_t *id_p, vc_err_t *err);
 /* Name of the first field that differs ("model", "rope", ...), or NULL when equal. Static storage. */
 const char *vc_keyspace_diff(const vc_keyspace_t *a, const vc_keyspace_t *b);
+/* The name of the one field that differs; NULL when none does, several do, or it is the tenant salt, which is nobody
+ * else's business. Static storage. */
+const char *vc_keyspace_near(const vc_keyspace_t *a, const vc_keyspace_t *b);
 
 /* One step of the chain. */
 void vc_block_hash(const vc_digest_t *parent, const uint32_t *tokens, uint32_t n_tokens, vc_digest_t *hash_p);

@@ -106,6 +106,7 @@ vc_status_t vc_rpc_server_start(const vc_rpc_server_opts_t *opts, vc_rpc_server_
 int vc_rpc_server_port(const vc_rpc_server_t *server);
 typedef struct vc_rpc_server_stats {
     uint32_t calls;   /* unary calls in flight, answers on their way included */
+    uint64_t total;   /* unary calls taken since start */
     uint64_t refused; /* answered BUSY because of max_calls */
     uint64_t stalled; /* answers that their clients did not accept within stall_ms */
 } vc_rpc_server_stats_t;
