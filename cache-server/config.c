@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "vc/addr.h"
 #include "vc/kvrec.h"
@@ -30,6 +31,10 @@ static void fill_table(cs_config_t *c)
         {"upload-ms", VC_OPT_U64, &c->upload_ms, "60000", 100, 86400000, NULL,
          "an upload that gets no record and no commit for this long is freed"},
         {"max-uploads", VC_OPT_U64, &c->max_uploads, "64", 1, 65535, NULL, "uploads open at once"},
+        {"tenant-quota", VC_OPT_BYTES, &c->tenant_quota_bytes, "0", 0, 1e18, NULL,
+         "what the objects of one tenant may take; 0 = no limit"},
+        {"max-connections", VC_OPT_U64, &c->max_connections, "0", 0, 1000000, NULL,
+         "control-plane connections at once; 0 = as many as open files allow"},
         {"max-leases", VC_OPT_U64, &c->max_leases, "4096", 1, 65535, NULL, "leases open at once"},
         {"max-fetch-streams", VC_OPT_U64, &c->max_fetch_streams, "8", 1, 256, NULL,
          "gRPC Fetch streams served at once; more wait"},
@@ -83,13 +88,48 @@ static vc_status_t check_data_listen(const cs_config_t *c, vc_err_t *err)
     return VC_OK;
 }
 
+/* Memory that is never there is refused at start: later it would be a crash under load. */
+static vc_status_t check_memory(const cs_config_t *c, vc_err_t *err)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    uint64_t there = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : UINT64_MAX;
+    uint64_t buffers = c->n_buffers * c->max_record_bytes; /* 4096 of at most VC_KVREC_MAX_BYTES */
+    if (c->ram_bytes <= there && buffers <= there - c->ram_bytes)
+        return VC_OK;
+    return vc_err_set(
+        err, VC_ERR_INVALID,
+        "--ram=%llu and --buffers=%llu of --max-record=%llu are more than the %llu bytes of memory of this "
+        "machine",
+        (unsigned long long)c->ram_bytes, (unsigned long long)c->n_buffers, (unsigned long long)c->max_record_bytes,
+        (unsigned long long)there);
+}
+
+static vc_status_t check_space(const cs_config_t *c, vc_err_t *err)
+{
+    if (c->ballast_bytes >= c->capacity_bytes)
+        return vc_err_set(err, VC_ERR_INVALID, "--ballast=%llu leaves nothing of --capacity=%llu",
+                          (unsigned long long)c->ballast_bytes, (unsigned long long)c->capacity_bytes);
+    if (c->tenant_quota_bytes > c->capacity_bytes)
+        return vc_err_set(err, VC_ERR_INVALID, "--tenant-quota=%llu is more than --capacity=%llu",
+                          (unsigned long long)c->tenant_quota_bytes, (unsigned long long)c->capacity_bytes);
+    if (c->tenant_quota_bytes != 0 && c->tenant_quota_bytes < c->max_record_bytes)
+        return vc_err_set(err, VC_ERR_INVALID, "--tenant-quota=%llu does not hold one record of --max-record=%llu",
+                          (unsigned long long)c->tenant_quota_bytes, (unsigned long long)c->max_record_bytes);
+    return VC_OK;
+}
+
 static vc_status_t check(const cs_config_t *c, vc_err_t *err)
 {
     if (vc_config_n_args(c->parsed) != 0)
         return vc_err_set(err, VC_ERR_INVALID, "unexpected argument \"%.100s\"", vc_config_arg(c->parsed, 0));
     if (c->data_dir[0] == '\0')
         return vc_err_set(err, VC_ERR_INVALID, "--data-dir is required");
-    vc_status_t st = vc_addr_check(c->listen, err);
+    vc_status_t st = check_space(c, err);
+    if (st == VC_OK)
+        st = check_memory(c, err);
+    if (st != VC_OK)
+        return st;
+    st = vc_addr_check(c->listen, err);
     if (st != VC_OK) {
         (void)vc_err_prefix(err, "--listen");
         return st;

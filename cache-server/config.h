@@ -14,7 +14,7 @@ typedef struct cs_config {
     uint64_t capacity_bytes, ballast_bytes, ram_bytes, max_record_bytes, egress_bits_per_s;
     uint64_t n_workers, n_buffers, lease_ms, upload_ms, max_uploads, max_leases;
     uint64_t max_fetch_streams, max_put_streams, peer_timeout_ms, idle_ms, grace_ms;
-    uint64_t scrub_bytes, scrub_interval_s;
+    uint64_t scrub_bytes, scrub_interval_s, tenant_quota_bytes, max_connections;
     int io_mode, log_level;
     bool data_shm, trust_data_network, insecure;
     bool show_only; /* --help, --version or --print-config was answered: nothing more to do */

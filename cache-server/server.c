@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "acceptguard.h"
 #include "dataplane.h"
 #include "service.h"
 #include "store.h"
@@ -32,18 +33,22 @@ struct cs_server {
 };
 
 /* The libraries abort the process where they get no descriptor, so too low a limit is refused at start. */
-static vc_status_t raise_file_limit(vc_err_t *err)
+static vc_status_t raise_file_limit(uint64_t max_connections, vc_err_t *err)
 {
     struct rlimit rl;
-    if (getrlimit(RLIMIT_NOFILE, &rl) != 0 || rl.rlim_cur >= FILES_WANTED)
+    uint64_t least = FILES_LEAST + max_connections, wanted = VC_MAX(FILES_WANTED, least);
+    if (getrlimit(RLIMIT_NOFILE, &rl) != 0 || rl.rlim_cur >= wanted)
         return VC_OK;
-    rl.rlim_cur = rl.rlim_max < FILES_WANTED ? rl.rlim_max : FILES_WANTED;
-    if (setrlimit(RLIMIT_NOFILE, &rl) != 0 || rl.rlim_cur < FILES_WANTED)
-        vc_log_warn("server", "few open files allowed limit=%llu wanted=%d", (unsigned long long)rl.rlim_cur,
-                    FILES_WANTED);
-    if (rl.rlim_cur < FILES_LEAST)
-        return vc_err_set(err, VC_ERR_BUSY, "only %llu open files are allowed, the least that works is %d (ulimit -n)",
-                          (unsigned long long)rl.rlim_cur, FILES_LEAST);
+    rl.rlim_cur = rl.rlim_max < wanted ? rl.rlim_max : wanted;
+    if (setrlimit(RLIMIT_NOFILE, &rl) != 0 || rl.rlim_cur < wanted)
+        vc_log_warn("server", "few open files allowed limit=%llu wanted=%llu", (unsigned long long)rl.rlim_cur,
+                    (unsigned long long)wanted);
+    if (rl.rlim_cur < least)
+        return vc_err_set(err, VC_ERR_BUSY,
+                          "only %llu open files are allowed, the least that works with --max-connections=%llu is %llu "
+                          "(ulimit -n)",
+                          (unsigned long long)rl.rlim_cur, (unsigned long long)max_connections,
+                          (unsigned long long)least);
     return VC_OK;
 }
 
@@ -89,6 +94,16 @@ static uint32_t data_stats(void *arg, cs_stat_t *stats, uint32_t cap)
     return n;
 }
 
+static uint32_t more_stats(void *arg, cs_stat_t *stats, uint32_t cap)
+{
+    uint32_t n = data_stats(arg, stats, cap);
+    if (n < cap) {
+        snprintf(stats[n].name, sizeof(stats[n].name), "connections_refused");
+        stats[n++].value = (double)cs_acceptguard_refused();
+    }
+    return n;
+}
+
 static void each_option(void *arg, vc_config_fn each, void *each_arg)
 {
     const cs_server_t *s = arg;
@@ -120,6 +135,7 @@ static vc_status_t start_store(cs_server_t *s, const cs_config_t *c, vc_err_t *e
     o.upload_ms = (uint32_t)c->upload_ms;
     o.max_uploads = (uint32_t)c->max_uploads;
     o.max_leases = (uint32_t)c->max_leases;
+    o.tenant_quota_bytes = c->tenant_quota_bytes;
     o.scrub_bytes = c->scrub_bytes;
     o.scrub_interval_s = (uint32_t)c->scrub_interval_s;
     o.workers = s->workers;
@@ -161,7 +177,7 @@ static vc_status_t start_service(cs_server_t *s, const cs_config_t *c, vc_err_t 
     o.pool = s->pool;
     o.data_address = s->data_address;
     o.shm_address = s->dataplane != NULL ? cs_dataplane_shm_address(s->dataplane) : "";
-    o.more_stats = data_stats;
+    o.more_stats = more_stats;
     o.each_option = each_option;
     o.arg = s;
     return cs_service_start(&o, &s->service, err);
@@ -206,15 +222,17 @@ vc_status_t cs_server_start(const cs_config_t *config, cs_server_t **server_p, v
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory");
     s->config = config;
     s->grace_ms = (uint32_t)config->grace_ms;
-    vc_status_t st = raise_file_limit(err);
+    vc_status_t st = raise_file_limit(config->max_connections, err);
     if (st == VC_OK)
         st = start_store(s, config, err);
     if (st == VC_OK)
         st = start_dataplane(s, config, err);
     if (st == VC_OK)
         st = start_service(s, config, err);
-    if (st == VC_OK)
+    if (st == VC_OK) {
+        cs_acceptguard_set(config->max_connections);
         st = announce(s, config, err);
+    }
     if (st != VC_OK) {
         cs_server_stop(s);
         return st;
