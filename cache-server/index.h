@@ -34,10 +34,8 @@ typedef struct cs_entry {
     uint64_t segment : 20, page : 17 /* offset / 4096 */, block_index : 16, is_kept : 1 /* never evicted */;
     uint64_t pages : 17 /* record bytes / 4096; 0: unused, or removed and still held */, holds : 20, column : 12,
         keyspace : 12; /* column: (fidelity, spec); both numbered by the store */
-    uint32_t used_s;   /* last use, seconds of the store's clock */
-    uint16_t freq;     /* evict.h */
 } cs_entry_t;
-_Static_assert(sizeof(cs_entry_t) == 88, "memory per object is a promise");
+_Static_assert(sizeof(cs_entry_t) == 80, "memory per object is a promise");
 #define CS_INDEX_MAX_PAGES ((uint32_t)1 << 17) /* of a segment */
 #define CS_INDEX_MAX_HOLDS (((uint32_t)1 << 20) - 1)
 

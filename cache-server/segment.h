@@ -22,13 +22,15 @@
 #define CS_SEGMENT_MAX_BYTES ((uint64_t)256 << 20)
 #define CS_SEGMENT_MAX_NUMBER 99999999u
 
-typedef enum { CS_CLASS_FULL = 0, CS_CLASS_COMPRESSED = 1, CS_N_CLASSES = 2 } cs_class_t; /* lifetime class */
+/* Lifetime class: what is in one segment dies together, more or less. Survivors were moved by a cleaning. */
+typedef enum { CS_CLASS_FULL = 0, CS_CLASS_COMPRESSED, CS_CLASS_SURVIVOR, CS_N_CLASSES } cs_class_t;
 
 typedef enum {
     CS_SEGMENT_FREE = 0, /* header written, no live object, nobody reads it: may be opened for any class */
     CS_SEGMENT_OPEN,     /* takes appends of its class */
     CS_SEGMENT_SEALED,   /* takes no more; may be a victim */
-    CS_SEGMENT_FILLING   /* between states: the thread that set it works on the file */
+    CS_SEGMENT_FILLING,  /* between states: the thread that set it works on the file */
+    CS_SEGMENT_RETIRED   /* emptied, and the catalog knows; free once nobody reads the old places */
 } cs_segment_state_t;
 
 typedef struct cs_segment {
@@ -43,9 +45,15 @@ typedef struct cs_segment {
     uint64_t tail;    /* where the next record goes */
     uint64_t live_bytes;
     uint32_t live_objects;
-    uint32_t first_entry; /* list of the index entries inside, CS_INDEX_NONE when empty */
-    uint32_t writers;     /* extents of open uploads */
-    uint64_t pins;        /* leases and readers */
+    uint32_t first_entry;    /* list of the index entries inside, CS_INDEX_NONE when empty */
+    uint32_t writers;        /* extents of open uploads */
+    uint64_t pins;           /* readers of places inside */
+    uint8_t touched;         /* commit thread: part of the batch being made */
+    bool is_stuck;           /* holds a record that the disk refuses to read: not cleaned before its objects are gone */
+    bool is_leaving;         /* retired for good: the file goes */
+    uint32_t rank;           /* position in the store's heap */
+    uint64_t ranked_live;    /* live bytes as the heap's sum has them */
+    struct cs_segment *next; /* free or retired list */
 } cs_segment_t;
 
 typedef struct cs_segdir cs_segdir_t;

@@ -328,7 +328,7 @@ static vc_status_t alloc_tables(cs_store_t *s)
     if (!s->keyspaces || !s->columns || !s->ghosts || !s->data_dir ||
         cs_table_init(&s->leases, s->opts.max_leases) != VC_OK ||
         cs_table_init(&s->uploads, s->opts.max_uploads) != VC_OK || cs_index_create(&s->index) != VC_OK ||
-        cs_index_create(&s->pending) != VC_OK)
+        cs_index_create(&s->pending) != VC_OK || cs_policy_create(s->opts.capacity_bytes, &s->policy) != VC_OK)
         return VC_ERR_NOMEM;
     return VC_OK;
 }
@@ -356,6 +356,10 @@ static vc_status_t start_threads(cs_store_t *s, vc_err_t *err)
     int rc = 0;
     rc = pthread_create(&s->commit_thread, NULL, cs_commit_main, s); /* of a read-only store too: it may come back */
     s->has_commit_thread = rc == 0;
+    if (rc == 0) {
+        rc = pthread_create(&s->space_thread, NULL, cs_space_main, s);
+        s->has_space_thread = rc == 0;
+    }
     if (rc == 0 && !s->opts.no_maintenance_thread) {
         rc = pthread_create(&s->scrub_thread, NULL, cs_scrub_main, s);
         s->has_scrub_thread = rc == 0;
@@ -373,9 +377,11 @@ static void init_sync(cs_store_t *s)
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_mutex_init(&s->mu, NULL);
+    pthread_mutex_init(&s->files, NULL);
     pthread_cond_init(&s->commit_work, NULL);
     pthread_cond_init(&s->tick_work, &attr);
     pthread_cond_init(&s->scrub_work, &attr);
+    pthread_cond_init(&s->space_work, NULL);
     pthread_cond_init(&s->idle, NULL);
     pthread_condattr_destroy(&attr);
 }
@@ -439,16 +445,19 @@ static void wait_until_idle(cs_store_t *s)
 {
     cs_lock(s);
     s->closing = true;
-    pthread_cond_signal(&s->commit_work); /* waiting puts are cancelled by the commit thread */
+    cs_room_wanted(s); /* waiting puts are cancelled by the space thread */
     while (s->ops_running > 0)
         pthread_cond_wait(&s->idle, &s->mu);
     s->stopping = true;
     pthread_cond_signal(&s->commit_work);
     pthread_cond_signal(&s->tick_work);
     pthread_cond_signal(&s->scrub_work);
+    pthread_cond_signal(&s->space_work);
     cs_unlock(s);
     if (s->has_scrub_thread)
         pthread_join(s->scrub_thread, NULL);
+    if (s->has_space_thread) /* before the commit thread, which may be writing rows for it */
+        pthread_join(s->space_thread, NULL);
     if (s->has_commit_thread)
         pthread_join(s->commit_thread, NULL);
     if (s->has_tick_thread)
@@ -478,11 +487,12 @@ static void free_memory(cs_store_t *s)
     }
     void *blocks[] = {s->op_chunks,     s->segments, s->keyspaces,    s->columns,       s->prefixes,
                       s->prefix_slots,  s->ghosts,   s->leases.slots, s->uploads.slots, s->drops,
-                      s->dead_prefixes, s->data_dir, s->scrub.data};
+                      s->dead_prefixes, s->data_dir, s->scrub.data,   s->ranked,        s->copy_buf};
     for (size_t i = 0; i < VC_ARRAY_LEN(blocks); i++)
         vc_free(blocks[i]);
     cs_index_destroy(s->index);
     cs_index_destroy(s->pending);
+    cs_policy_destroy(s->policy);
     cs_ramtier_destroy(s->own_ram);
 }
 
@@ -505,7 +515,9 @@ void cs_store_close(cs_store_t *s)
     pthread_cond_destroy(&s->commit_work);
     pthread_cond_destroy(&s->tick_work);
     pthread_cond_destroy(&s->scrub_work);
+    pthread_cond_destroy(&s->space_work);
     pthread_cond_destroy(&s->idle);
+    pthread_mutex_destroy(&s->files);
     pthread_mutex_destroy(&s->mu);
     cs_steady_fini(&s->steady);
     vc_free(s);
@@ -530,6 +542,8 @@ void cs_store_tick(cs_store_t *s)
     cs_uploads_expire(s, now_us);
     /* The disk may have filled up, or have room again. */
     s->recheck = s->has_commit_thread;
+    s->drops_due = true;
+    cs_room_wanted(s);
     pthread_cond_signal(&s->commit_work);
     cs_unlock(s);
     if (!s->has_scrub_thread)
@@ -546,6 +560,11 @@ void cs_store_get_stats(cs_store_t *s, cs_store_stats_t *stats_p)
     stats_p->capacity_bytes = s->opts.capacity_bytes;
     stats_p->used_bytes = s->segments_total_bytes + s->ballast_bytes + s->catalog_bytes;
     stats_p->n_segments = s->n_segments;
+    stats_p->objects = cs_index_count(s->index);
+    stats_p->index_bytes = cs_index_memory_bytes(s->index) + cs_policy_memory_bytes(s->policy);
+    uint64_t put = s->stats.full.put_bytes + s->stats.compressed.put_bytes;
+    stats_p->write_amplification = put > 0 ? (double)s->stats.segment_written / (double)put : 0;
+    stats_p->dead_bytes = s->ranked_bytes - s->ranked_live;
     stats_p->readonly = s->readonly || s->no_space || s->is_degraded || s->is_lost;
     cs_unlock(s);
 }

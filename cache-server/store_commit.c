@@ -1,6 +1,7 @@
 /*
  * The commit thread: the only one that writes the catalog. One turn takes every waiting commit and makes it durable
- * with one fdatasync a segment and one synced batch (group commit); then it makes room for puts that wait.
+ * with one fdatasync a segment and one synced batch (group commit). Rows of evicted objects and of moved ones
+ * (store_compact.c) go along; what is only evicted waits for the next batch, since its bytes stay whole until then.
  *
  * Order of a commit, and why a kill anywhere is harmless:
  *   record bytes in the segment -> fdatasync -> catalog batch, synced -> index -> callback
@@ -16,7 +17,14 @@
 #include "vc/log.h"
 #include "vc/mem.h"
 
-enum { UNTOUCHED = 0, TOUCHED, SYNC_FAILED };
+#define DROPS_MAX 4096u /* rows to delete that are not worth a batch of their own */
+
+enum { UNTOUCHED = 0, TOUCHED, SYNC_FAILED }; /* cs_segment_t.touched */
+
+typedef struct touched { /* segments of one batch */
+    cs_segment_t **segments;
+    uint32_t n;
+} touched_t;
 
 static uint32_t span(const cs_upload_t *upload) { return upload->n_blocks - upload->first_block; }
 
@@ -24,40 +32,52 @@ static uint32_t n_objects(const cs_upload_t *upload) { return upload->n_fid * sp
 
 /* ---- step 1: the data ---- */
 
-static void mark_touched(cs_upload_t *commits, uint8_t *touched)
+/* The segments have writers until their uploads end, so they stay. */
+static vc_status_t mark_touched(cs_store_t *s, cs_upload_t *commits, touched_t *touched)
 {
-    for (cs_upload_t *upload = commits; upload; upload = upload->next) {
+    cs_lock(s);
+    touched->segments = vc_calloc(VC_MAX(s->n_segments, 1u), sizeof(*touched->segments));
+    for (cs_upload_t *upload = commits; touched->segments && upload; upload = upload->next) {
         for (uint32_t i = 0; i < n_objects(upload); i++) {
-            if (upload->objects[i].state == CS_OBJECT_WRITTEN)
-                touched[upload->objects[i].segment] = TOUCHED;
+            cs_segment_t *segment =
+                upload->objects[i].state == CS_OBJECT_WRITTEN ? cs_object_segment(s, &upload->objects[i]) : NULL;
+            if (segment && segment->touched == UNTOUCHED) {
+                segment->touched = TOUCHED;
+                touched->segments[touched->n++] = segment;
+            }
         }
     }
+    cs_unlock(s);
+    return touched->segments ? VC_OK : VC_ERR_NOMEM;
 }
 
 /* The kernel reports a failed write-back once: a second fdatasync of the same file would say OK about bytes that the
  * first one lost. So a segment whose sync failed once fails every later commit of what was put before. */
-static void sync_touched(cs_store_t *s, uint8_t *touched, uint32_t n)
+static void sync_touched(cs_store_t *s, const touched_t *touched)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        if (touched[i] == UNTOUCHED)
-            continue;
-        cs_segment_t *segment = s->segments[i]; /* has writers: stays; only this thread changes the array */
+    for (uint32_t i = 0; i < touched->n; i++) {
+        cs_segment_t *segment = touched->segments[i];
         if (segment->sync_failed) {
-            touched[i] = SYNC_FAILED;
+            segment->touched = SYNC_FAILED;
             continue;
         }
-        vc_status_t status = VC_OK;
-        if (s->opts.rocksdb_sync && cs_health_sync(segment->fd) != 0)
-            status = vc_status_from_errno(errno);
-        if (status == VC_OK)
+        if (!s->opts.rocksdb_sync || cs_health_sync(segment->fd) == 0)
             continue;
-        vc_log_error("store", "fdatasync failed segment=%u status=%s", i, vc_status_name(status));
-        touched[i] = SYNC_FAILED;
+        vc_status_t status = vc_status_from_errno(errno);
+        vc_log_error("store", "fdatasync failed segment=%u status=%s", segment->number, vc_status_name(status));
+        segment->touched = SYNC_FAILED;
         segment->sync_failed = true;
         cs_lock(s);
         segment->is_bad = true;
         cs_unlock(s);
     }
+}
+
+static void forget_touched(touched_t *touched)
+{
+    for (uint32_t i = 0; i < touched->n; i++)
+        touched->segments[i]->touched = UNTOUCHED;
+    vc_free(touched->segments);
 }
 
 /* ---- step 2: the rows (locked) ---- */
@@ -135,8 +155,6 @@ static void stage_object(cs_store_t *s, const cs_upload_t *upload, uint32_t i)
     cs_entry_t entry = {.hash = upload->hashes[b],
                         .header_crc = object->header_crc,
                         .prefix = upload->prefix,
-                        .used_s = cs_now_s(s),
-                        .freq = CS_EVICT_FREQ_ONE,
                         .block_index = (uint16_t)b};
     cs_entry_set_place(&entry, object->segment, object->page, object->pages);
     cs_entry_set_names(&entry, upload->columns[i / span(upload)], upload->keyspace);
@@ -156,14 +174,15 @@ static void stage_object(cs_store_t *s, const cs_upload_t *upload, uint32_t i)
     cs_catalog_put_object(s->catalog, &row);
 }
 
-static vc_status_t stage_upload(cs_store_t *s, cs_upload_t *upload, const uint8_t *touched)
+static vc_status_t stage_upload(cs_store_t *s, cs_upload_t *upload)
 {
     uint32_t n = n_objects(upload);
     for (uint32_t i = 0; i < n; i++) {
-        if (upload->objects[i].state == CS_OBJECT_WRITTEN && touched[upload->objects[i].segment] == SYNC_FAILED)
+        if (upload->objects[i].state == CS_OBJECT_WRITTEN &&
+            cs_object_segment(s, &upload->objects[i])->touched == SYNC_FAILED)
             return VC_ERR_IO;
     }
-    if (cs_index_reserve(s->pending, n) != VC_OK || cs_index_reserve(s->index, cs_index_count(s->pending) + n) != VC_OK)
+    if (cs_index_reserve(s->pending, n) != VC_OK || cs_entries_reserve(s, cs_index_count(s->pending) + n) != VC_OK)
         return VC_ERR_NOMEM;
     cs_keyspace_slot_t *ks = &s->keyspaces[upload->keyspace];
     if (!ks->is_stored && cs_catalog_put_keyspace(s->catalog, &ks->id, &ks->ks) != VC_OK)
@@ -182,19 +201,19 @@ static vc_status_t stage_upload(cs_store_t *s, cs_upload_t *upload, const uint8_
     return VC_OK;
 }
 
-static void stage_segments(cs_store_t *s, const uint8_t *touched, uint32_t n)
+static void stage_segments(cs_store_t *s, const touched_t *touched)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        if (touched[i] == TOUCHED && s->segments[i]->is_dirty) {
-            cs_segment_row_t row = {i, s->segments[i]->version, s->segments[i]->bytes};
+    for (uint32_t i = 0; i < touched->n; i++) {
+        const cs_segment_t *segment = touched->segments[i];
+        cs_segment_row_t row = {.number = segment->number, .version = segment->version, .bytes = segment->bytes};
+        if (segment->touched == TOUCHED && segment->is_dirty)
             cs_catalog_put_segment(s->catalog, &row);
-        }
     }
 }
 
 /* ---- step 3: visible (locked) ---- */
 
-static void publish(cs_store_t *s, const uint8_t *touched, uint32_t n)
+static void publish(cs_store_t *s, const touched_t *touched)
 {
     for (uint32_t id = 0; id < cs_index_limit(s->pending); id++) {
         cs_entry_t entry = *cs_index_entry(s->pending, id);
@@ -203,9 +222,9 @@ static void publish(cs_store_t *s, const uint8_t *touched, uint32_t n)
         cs_index_parent_fp(s->pending, id, entry.link);
         cs_entry_publish(s, &entry);
     }
-    for (uint32_t i = 0; i < n; i++) {
-        if (touched[i] == TOUCHED)
-            s->segments[i]->is_dirty = false;
+    for (uint32_t i = 0; i < touched->n; i++) {
+        if (touched->segments[i]->touched == TOUCHED)
+            touched->segments[i]->is_dirty = false;
     }
     s->stats.commit_batches++;
 }
@@ -268,11 +287,16 @@ static void set_status(cs_upload_t *commits, vc_status_t status)
         commits->status = status;
 }
 
-static vc_status_t write_batch(cs_store_t *s, vc_err_t *err)
+static vc_status_t write_batch(cs_store_t *s, bool has_clean, vc_err_t *err)
 {
+    bool has_moves = has_clean && s->clean.n_moves > 0; /* no fault point is passed but by what it is named after */
+    (void)(has_moves ? cs_fault_hit("compact.before_write") : CS_FAULT_NONE);
+    (void)(has_clean && !has_moves ? cs_fault_hit("evict.before_write") : CS_FAULT_NONE);
     (void)cs_fault_hit("commit.before_write");
     vc_status_t status = cs_catalog_write(s->catalog, s->opts.rocksdb_sync, err);
     (void)cs_fault_hit("commit.after_write");
+    (void)(has_clean && !has_moves ? cs_fault_hit("evict.after_write") : CS_FAULT_NONE);
+    (void)(has_moves ? cs_fault_hit("compact.after_write") : CS_FAULT_NONE);
     /* RocksDB goes on writing to files that were unlinked or moved away: what a restart would not find is no commit. */
     if (status == VC_OK && !cs_health_is_ours(s))
         status = vc_err_set(err, VC_ERR_IO, "the data directory %s is gone or was replaced", s->data_dir);
@@ -282,100 +306,43 @@ static vc_status_t write_batch(cs_store_t *s, vc_err_t *err)
 static void commit_batch(cs_store_t *s, cs_upload_t *commits)
 {
     vc_err_t err;
-    uint32_t n_drops, n_dead, n = s->cap_segments;
-    uint8_t *touched = vc_calloc(n ? n : 1, 1);
-    if (!touched) {
+    uint32_t n_drops, n_dead;
+    touched_t touched = {0};
+    if (mark_touched(s, commits, &touched) != VC_OK) {
         set_status(commits, VC_ERR_NOMEM);
         return;
     }
-    mark_touched(commits, touched);
-    sync_touched(s, touched, n);
+    sync_touched(s, &touched);
     cs_lock(s);
     cs_drops_stage(s, &n_drops, &n_dead); /* first: a later row of the same key must win */
     for (cs_upload_t *upload = commits; upload; upload = upload->next)
-        upload->status = stage_upload(s, upload, touched);
-    stage_segments(s, touched, n);
+        upload->status = stage_upload(s, upload);
+    stage_segments(s, &touched);
+    bool has_clean = cs_clean_stage(s);
     cs_unlock(s);
-    vc_status_t status = write_batch(s, &err);
+    vc_status_t status = write_batch(s, has_clean, &err);
     cs_lock(s);
     if (status == VC_OK) {
         cs_drops_forget(s, n_drops, n_dead);
-        publish(s, touched, n);
+        publish(s, &touched);
     } else {
         take_back(s);
     }
+    if (has_clean)
+        cs_clean_finish(s, status);
     cs_index_clear(s->pending);
     cs_unlock(s);
     for (cs_upload_t *upload = commits; status != VC_OK && upload; upload = upload->next)
         upload->status = upload->status == VC_OK ? VC_ERR_IO : upload->status;
     if (status != VC_OK)
         cs_degrade(s, &err);
-    vc_free(touched);
+    forget_touched(&touched);
 }
 
-/* ---- room for puts that wait ---- */
-
-static cs_op_t *pop_waiting(cs_store_t *s)
+bool cs_commit_clean(cs_store_t *s)
 {
-    cs_op_t *op = s->waiting;
-    s->waiting = op->next;
-    if (!s->waiting)
-        s->waiting_end = &s->waiting;
-    return op;
-}
-
-static void start_or_fail(cs_store_t *s, cs_op_t *op)
-{
-    if (cs_op_start(op) == VC_OK)
-        return;
-    cs_lock(s);
-    cs_put_undo(s, op);
-    cs_unlock(s);
-    cs_op_fail(op, VC_ERR_BUSY);
-}
-
-static void serve_waiting(cs_store_t *s)
-{
-    for (;;) {
-        cs_lock(s);
-        cs_op_t *op = s->waiting;
-        if (!op) {
-            cs_unlock(s);
-            return;
-        }
-        vc_status_t refused =
-            s->closing || op->upload->state == CS_UPLOAD_DEAD ? VC_ERR_CANCELLED : cs_writable(s, NULL);
-        vc_status_t status = refused != VC_OK ? refused : cs_put_allocate(s, op);
-        if (status == VC_OK)
-            pop_waiting(s);
-        cs_unlock(s);
-        if (status == VC_OK) {
-            start_or_fail(s, op);
-            continue;
-        }
-        if (refused == VC_OK)
-            status = cs_space_make(s, op->io.bytes);
-        if (status == VC_OK)
-            continue;
-        cs_lock(s);
-        pop_waiting(s); /* only this thread takes from the queue: it is still the first */
-        cs_put_undo(s, op);
-        s->stats.put_rejected++;
-        cs_unlock(s);
-        cs_op_fail(op, status);
-    }
-}
-
-static void make_spare(cs_store_t *s)
-{
-    cs_lock(s);
-    bool wanted = s->want_spare && !s->closing && cs_writable(s, NULL) == VC_OK;
-    /* A spare is worth having where it is a small part of the whole. */
-    wanted = wanted && cs_segments_budget(s) / s->segment_bytes >= 16;
-    s->want_spare = false;
-    cs_unlock(s);
-    if (wanted)
-        (void)cs_space_make(s, s->segment_bytes - CS_SEGMENT_HEADER_BYTES);
+    commit_batch(s, NULL);
+    return !s->is_degraded;
 }
 
 /* ---- the thread ---- */
@@ -383,7 +350,8 @@ static void make_spare(cs_store_t *s)
 static bool has_work(const cs_store_t *s)
 {
     bool can_write = !s->no_space && !s->is_degraded && !s->readonly && !s->is_lost;
-    return s->commits || s->waiting || s->recheck || (can_write && (s->n_drops > 0 || s->want_spare));
+    bool has_drops = s->n_drops > 0 && (s->drops_due || s->n_drops >= DROPS_MAX || s->stopping);
+    return s->commits || s->recheck || (can_write && (has_drops || s->clean.state == CS_CLEAN_READY));
 }
 
 static cs_upload_t *take_commits(cs_store_t *s)
@@ -391,29 +359,26 @@ static cs_upload_t *take_commits(cs_store_t *s)
     cs_upload_t *commits = s->commits;
     s->commits = NULL;
     s->commits_end = &s->commits;
-    s->recheck = false;
+    s->recheck = s->drops_due = false;
     return commits;
 }
 
-static void turn(cs_store_t *s, cs_upload_t *commits, bool has_drops)
+static void turn(cs_store_t *s, cs_upload_t *commits, bool has_rows)
 {
     vc_status_t status = cs_health_check(s);
     if (status == VC_OK)
         status = cs_space_check(s);
     if (status != VC_OK)
         set_status(commits, status == VC_ERR_IO ? VC_ERR_NOSPACE : status);
-    else if (commits || has_drops)
+    else if (commits || has_rows)
         commit_batch(s, commits);
     call_back(s, commits);
-    serve_waiting(s);
-    if (status != VC_OK)
-        return;
-    uint64_t bytes = cs_catalog_disk_bytes(s->data_dir);
+    uint64_t bytes = status == VC_OK ? cs_catalog_disk_bytes(s->data_dir) : s->catalog_bytes;
     cs_lock(s);
     s->catalog_bytes = bytes;
+    if (s->waiting || s->segments_total_bytes > cs_segments_budget(s))
+        cs_room_wanted(s);
     cs_unlock(s);
-    cs_space_shrink(s);
-    make_spare(s);
 }
 
 void *cs_commit_main(void *arg)
@@ -426,9 +391,9 @@ void *cs_commit_main(void *arg)
         if (!has_work(s))
             break;
         cs_upload_t *commits = take_commits(s);
-        bool has_drops = s->n_drops > 0;
+        bool has_rows = s->n_drops > 0 || s->clean.state == CS_CLEAN_READY;
         cs_unlock(s);
-        turn(s, commits, has_drops);
+        turn(s, commits, has_rows);
         cs_lock(s);
     }
     cs_unlock(s);

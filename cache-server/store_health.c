@@ -69,24 +69,6 @@ static vc_status_t can_write_a_file(const cs_store_t *s, vc_err_t *err)
     return VC_OK;
 }
 
-/* What a start on a writable disk does to segments without objects: nothing of their last life may be found by the
- * next. Nobody takes a segment while the store is read-only, so the files are ours alone. */
-static void recycle_empty_segments(cs_store_t *s)
-{
-    for (uint32_t i = 0; i < s->cap_segments; i++) {
-        cs_segment_t *segment = s->segments[i];
-        vc_err_t err;
-        if (!segment || segment->state != CS_SEGMENT_FREE)
-            continue;
-        vc_status_t status = cs_segment_recycle(segment, segment->version + 1, &err);
-        cs_lock(s);
-        segment->is_dirty = true;
-        if (status != VC_OK)
-            segment->state = CS_SEGMENT_SEALED; /* empty: the first victim, which tries again or removes it */
-        cs_unlock(s);
-    }
-}
-
 static vc_status_t reopen_segments(cs_store_t *s, vc_err_t *err)
 {
     cs_segdir_set_writable(s->segdir);
@@ -117,14 +99,15 @@ static vc_status_t make_writable(cs_store_t *s, vc_err_t *err)
         return vc_err_set(err, VC_ERR_NOSPACE, "%llu bytes are free, %llu are needed", (unsigned long long)free_bytes,
                           (unsigned long long)wanted);
     vc_status_t status = can_write_a_file(s, err);
-    if (status == VC_OK)
+    if (status == VC_OK) {
+        pthread_mutex_lock(&s->files);
         status = reopen_segments(s, err);
+        pthread_mutex_unlock(&s->files);
+    }
     if (status == VC_OK)
         status = reopen_catalog(s, err);
     if (status == VC_OK && s->ballast_bytes == 0)
         status = cs_ballast_make(s, err);
-    if (status == VC_OK)
-        recycle_empty_segments(s);
     return status;
 }
 
@@ -152,7 +135,7 @@ static vc_status_t check_readonly(cs_store_t *s)
     }
     cs_lock(s);
     s->readonly = s->is_degraded = s->no_space = false;
-    s->want_spare = true;
+    cs_room_wanted(s);
     cs_unlock(s);
     vc_log_info("store", "the data directory takes writes again dir=%s generation=%llu", s->data_dir,
                 (unsigned long long)s->generation);

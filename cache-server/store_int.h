@@ -12,8 +12,13 @@
  *   store_scrub.c    the background re-read
  *   store_upload.c   begin, put, abort, expiry
  *   store_health.c   is the data directory ours and writable; the way back from read-only
- *   store_commit.c   the commit thread: group commit, catalog deletes, room for waiting puts
- *   store_space.c    budget, ballast, low-water mark, eviction, recycling
+ *   store_commit.c   the commit thread: group commit, catalog deletes
+ *   store_space.c    budget, ballast, low-water mark
+ *   store_room.c     the space thread: free segments ahead of need, puts that wait
+ *   store_evict.c    eviction of objects, choice of the segment to clean
+ *   store_compact.c  cleaning: survivors move, the file is free again
+ *   store_segments.c free and sealed segments, making and removing files
+ *   store_pins.c     pins that last, deletes
  */
 #ifndef CS_STORE_INT_H
 #define CS_STORE_INT_H
@@ -21,8 +26,8 @@
 #include <pthread.h>
 
 #include "catalog.h"
-#include "evict.h"
 #include "index.h"
+#include "policy.h"
 #include "segment.h"
 #include "steady.h"
 #include "store.h"
@@ -36,7 +41,9 @@
 #define CS_GHOSTS 65536u    /* remembered removals; power of two */
 #define CS_MAX_SUSPECTS 64u /* records waiting to be read again */
 #define CS_META_FLOOR_BYTES ((uint64_t)16 << 20)
-#define CS_MIN_SEGMENTS 4u /* one open per class, one being filled, one to be evicted */
+#define CS_MIN_SEGMENTS 4u         /* one open per class, one being filled, one to be evicted */
+#define CS_COMPACT_MIN_SEGMENTS 8u /* with fewer, survivors would take too much of the whole: segments are emptied */
+#define CS_LOW_WATER_BYTES CS_CATALOG_UNFLUSHED_BYTES
 #define CS_MAX_SEGMENTS ((uint32_t)1 << 20)
 #define CS_NO_NAME UINT16_MAX
 
@@ -144,6 +151,35 @@ typedef struct cs_scrub { /* info.running guards the rest of a pass */
     uint32_t cap;
 } cs_scrub_t;
 
+typedef struct cs_move {         /* one record of a segment that is cleaned */
+    uint32_t entry, page, pages; /* where it was */
+    cs_segment_t *to;            /* NULL: dropped, not copied */
+    uint32_t to_page;
+} cs_move_t;
+
+typedef struct cs_target { /* survivors' segment written to; its writers are ours */
+    cs_segment_t *segment;
+    uint32_t writers;
+} cs_target_t;
+
+#define CS_CLEAN_TARGETS 4u
+typedef enum {
+    CS_CLEAN_IDLE = 0, /* the space thread's alone */
+    CS_CLEAN_READY,    /* copied and synced: the commit thread may write the rows */
+    CS_CLEAN_WRITING,
+    CS_CLEAN_DONE
+} cs_clean_state_t;
+
+typedef struct cs_clean { /* the segment being cleaned */
+    uint8_t state;        /* cs_clean_state_t; under mu */
+    bool remove;          /* the file goes, too */
+    cs_segment_t *victim;
+    cs_move_t *moves;
+    uint32_t n_moves, n_moved, n_staged; /* moved: in the index, too; staged: in the batch being written */
+    cs_target_t targets[CS_CLEAN_TARGETS];
+    uint32_t n_targets;
+} cs_clean_t;
+
 typedef struct cs_table { /* slots with ids that are never reused: id = serial << 16 | slot */
     void **slots;
     uint32_t n, used;
@@ -162,17 +198,28 @@ struct cs_store {
     bool is_lost;       /* the path does not lead to our files any more; commit thread, under mu */
     cs_steady_t steady; /* opts.clock */
     pthread_mutex_t mu;
-    pthread_cond_t commit_work, tick_work, scrub_work, idle;
-    pthread_t commit_thread, tick_thread, scrub_thread;
-    bool has_commit_thread, has_tick_thread, has_scrub_thread, stopping, closing;
+    pthread_mutex_t files; /* file work of the space thread against reopening; outside mu */
+    pthread_cond_t commit_work, tick_work, scrub_work, space_work, idle;
+    pthread_t commit_thread, tick_thread, scrub_thread, space_thread;
+    bool has_space_thread, has_commit_thread, has_tick_thread, has_scrub_thread, stopping, closing;
 
     cs_index_t *index;
+    cs_policy_t *policy;   /* which object goes next; ids are the index's */
     cs_index_t *pending;   /* commit thread: entries of the batch being written */
     cs_catalog_t *catalog; /* commit thread only, after open */
     cs_segdir_t *segdir;
-    cs_segment_t **segments; /* by number; NULL: no such file */
-    uint32_t cap_segments;   /* length of the array */
-    uint32_t n_segments;
+    cs_segment_t **segments;            /* by number; NULL: no such file */
+    uint32_t cap_segments;              /* length of the array */
+    uint32_t n_segments, lowest_unused; /* lowest_unused: no smaller number is */
+    cs_segment_t **ranked;              /* heap of the sealed ones by live bytes; as long as segments */
+    uint32_t n_ranked;
+    uint64_t ranked_bytes, ranked_live;    /* sums over it */
+    cs_segment_t *free_segments, *retired; /* through next; retired: emptied, maybe still read */
+    uint32_t n_free_segments, n_retired;
+    cs_clean_t clean;
+    uint8_t *copy_buf; /* space thread */
+    uint32_t copy_cap;
+    bool no_copies;         /* space thread, under mu: cleaning failed, this turn empties segments instead */
     uint64_t segment_bytes; /* of new files */
     uint64_t segments_total_bytes;
     cs_segment_t *open[CS_N_CLASSES];
@@ -201,7 +248,8 @@ struct cs_store {
     cs_scrub_t scrub;
 
     bool recheck;     /* the tick asks the commit thread to look at the disk again */
-    bool want_spare;  /* the last free segment was taken */
+    bool room_due;    /* the space thread has to look */
+    bool drops_due;   /* rows to delete do not wait for the next batch */
     bool no_space;    /* below the low-water mark: commits and new uploads are refused */
     bool is_degraded; /* a catalog write failed: refused until it was reopened */
     uint64_t ballast_bytes, catalog_bytes;
@@ -243,11 +291,14 @@ void cs_prefix_release(cs_store_t *s, uint32_t id);     /* removes it when nothi
 void cs_ghost_add(cs_store_t *s, uint16_t column, const vc_digest_t *hash, cs_miss_t why);
 cs_miss_t cs_ghost_find(const cs_store_t *s, uint16_t column, const vc_digest_t *hash);
 void cs_entry_key(const cs_store_t *s, const cs_entry_t *entry, vc_object_key_t *key_p);
+vc_status_t cs_entries_reserve(cs_store_t *s, uint32_t n); /* room for n more in index and policy */
 /* Inserts (room reserved) and counts it everywhere; the segment must exist. */
 uint32_t cs_entry_publish(cs_store_t *s, const cs_entry_t *entry);
 /* Removes from index, segment list, counters; leaves a ghost. */
 void cs_entry_drop(cs_store_t *s, uint32_t id, cs_miss_t why);
+/* The row is deleted soon, or (later) with the next batch that is written anyway. */
 void cs_queue_drop(cs_store_t *s, const vc_object_key_t *key);
+void cs_drop_later(cs_store_t *s, const vc_object_key_t *key);
 
 /* ---- store_lookup.c (locked) ---- */
 void cs_pin_entry(cs_store_t *s, uint32_t id, cs_pin_t *pin_p);
@@ -288,6 +339,8 @@ void cs_put_undo(cs_store_t *s, cs_op_t *op); /* gives the extent back, the obje
 
 /* ---- store_commit.c ---- */
 void *cs_commit_main(void *arg);
+/* Writes what a cleaning staged, where there is no commit thread yet. False: the write failed. Takes the lock. */
+bool cs_commit_clean(cs_store_t *s);
 
 /* ---- store_space.c ---- */
 uint64_t cs_smallest_capacity(const cs_store_opts_t *opts);
@@ -299,19 +352,52 @@ void cs_ballast_release(cs_store_t *s);
 /* Below the low-water mark: releases the ballast, flushes and stops writes. Back above it: undoes that. Commit thread
  * or open; takes the lock. */
 vc_status_t cs_space_check(cs_store_t *s);
-/* Takes a ready segment for the class, sealing the one that was open. False: none is ready. Locked. */
-bool cs_segment_take(cs_store_t *s, cs_class_t class_id, uint32_t bytes);
-/* Makes one more FREE segment that holds bytes, by creating a file or by evicting. NOSPACE: not possible now. Commit
- * thread or open; takes the lock. */
-vc_status_t cs_space_make(cs_store_t *s, uint64_t bytes);
-/* Evicts and removes files until the budget holds. Commit thread or open; takes the lock. */
+/* A catalog write failed: no more writes until it was reopened. Takes the lock. */
+void cs_degrade(cs_store_t *s, const vc_err_t *why);
+
+/* ---- store_room.c ---- */
+void *cs_space_main(void *arg);
+void cs_room_wanted(cs_store_t *s); /* locked; wakes the space thread */
+/* Evicts and removes files until the budget holds. Open only; takes the lock. */
 void cs_space_shrink(cs_store_t *s);
-/* Adds a copy to the array. Locked. */
-vc_status_t cs_segments_put(cs_store_t *s, const cs_segment_t *segment);
+/* Starts or refuses puts that wait. False: the first one needs room. Space thread; takes the lock. */
+bool cs_waiting_serve(cs_store_t *s);
+
+/* ---- store_segments.c (locked, but the last two) ---- */
+/* Adds a copy to the array. */
+vc_status_t cs_segments_put(cs_store_t *s, const cs_segment_t *segment, cs_segment_t **segment_p);
+void cs_segments_forget(cs_store_t *s, cs_segment_t *segment); /* out of the array, freed */
+/* After each change of its state, writers or live bytes. */
+void cs_segment_rank(cs_store_t *s, cs_segment_t *segment);
+void cs_segment_writer_gone(cs_store_t *s, cs_segment_t *segment);
+void cs_segment_set_free(cs_store_t *s, cs_segment_t *segment);
+cs_segment_t *cs_segment_pop_free(cs_store_t *s);
+void cs_segment_seal(cs_store_t *s, cs_class_t class_id); /* the open one of the class, where there is one */
+/* Takes a free segment for the class, sealing the one that was open. False: none is free. */
+bool cs_segment_take(cs_store_t *s, cs_class_t class_id);
+uint32_t cs_segments_allowed(const cs_store_t *s); /* how many the budget has room for */
+bool cs_segments_can_compact(const cs_store_t *s);
+uint32_t cs_segments_reserve(const cs_store_t *s);                 /* free ones that are kept for survivors */
+void cs_segment_remove_file(cs_store_t *s, cs_segment_t *segment); /* and forgets it */
+vc_status_t cs_segment_make_file(cs_store_t *s);                   /* one more free segment */
+
+/* ---- store_evict.c ---- */
 /* Puts what waits for deletion into the catalog's batch; forget drops it once that was written. Locked. */
 void cs_drops_stage(cs_store_t *s, uint32_t *n_drops_p, uint32_t *n_dead_p);
 void cs_drops_forget(cs_store_t *s, uint32_t n_drops, uint32_t n_dead);
-/* A catalog write failed: no more writes until it was reopened. Takes the lock. */
-void cs_degrade(cs_store_t *s, const vc_err_t *why);
+bool cs_entry_is_kept(const cs_entry_t *entry);
+void cs_evict_entry(cs_store_t *s, uint32_t id); /* locked */
+/* Evicts until a segment is worth cleaning; it is FILLING then. NOSPACE: what is left is held, or being written. Takes
+ * the lock in short steps. */
+vc_status_t cs_evict_for_victim(cs_store_t *s, cs_segment_t **victim_p);
+
+/* ---- store_compact.c ---- */
+/* Moves what lives in a FILLING segment, makes that durable, and retires it; SEALED again after a failure. Space thread
+ * or open, with files locked; takes the lock. */
+vc_status_t cs_clean_segment(cs_store_t *s, cs_segment_t *victim, bool remove);
+/* Segments that nobody reads any more become free, or go. As above. */
+void cs_retired_recycle(cs_store_t *s);
+bool cs_clean_stage(cs_store_t *s); /* commit thread, locked; false: nothing to write */
+void cs_clean_finish(cs_store_t *s, vc_status_t status);
 
 #endif

@@ -53,7 +53,7 @@ typedef struct found {
 } found_t;
 
 static uint32_t match_chain(cs_store_t *s, const found_t *found, uint32_t f, const vc_digest_t *hashes, uint32_t n,
-                            cs_lookup_result_t *r)
+                            bool is_use, cs_lookup_result_t *r)
 {
     uint32_t now_s = cs_now_s(s), b, deepest = CS_INDEX_NONE;
     for (b = 0; b < n; b++) {
@@ -61,8 +61,8 @@ static uint32_t match_chain(cs_store_t *s, const found_t *found, uint32_t f, con
         cs_entry_t *entry = id == CS_INDEX_NONE ? NULL : cs_index_entry(s->index, id);
         if (!entry || entry->keyspace != found->keyspace)
             break;
-        entry->freq = cs_evict_touch(entry->freq, entry->used_s, now_s);
-        entry->used_s = now_s;
+        if (is_use)
+            cs_policy_touch(s->policy, id, now_s);
         r->n_bytes[f] += (uint64_t)entry->pages * 4096;
         (void)cs_index_parent(s->index, id); /* a parent that came back is linked where it is found useful */
         deepest = id;
@@ -146,7 +146,7 @@ static vc_status_t lookup_locked(cs_store_t *s, const vc_digest_t *keyspace, con
         } else if (found.columns[f] == CS_NO_NAME) {
             r->miss[f] = n == 0 ? CS_MISS_NONE : CS_MISS_ABSENT;
         } else {
-            uint32_t id = match_chain(s, &found, f, hashes, n, r);
+            uint32_t id = match_chain(s, &found, f, hashes, n, want_lease, r);
             deepest = deepest == CS_INDEX_NONE ? id : deepest;
         }
         found.total += r->n_blocks[f];
@@ -312,7 +312,9 @@ void cs_store_unpin(cs_store_t *s, const cs_pin_t *pin)
 {
     cs_hold_t hold = {.entry = (uint32_t)pin->cookie, .pages = pin->bytes / 4096};
     cs_lock(s);
-    s->segments[pin->segment]->pins--;
+    cs_segment_t *segment = s->segments[pin->segment];
+    if (--segment->pins == 0 && segment->state == CS_SEGMENT_RETIRED)
+        cs_room_wanted(s);
     cs_hold_release(s, &hold);
     cs_unlock(s);
 }

@@ -199,6 +199,24 @@ void cs_entry_key(const cs_store_t *s, const cs_entry_t *entry, vc_object_key_t 
     key_p->hash = entry->hash;
 }
 
+vc_status_t cs_entries_reserve(cs_store_t *s, uint32_t n)
+{
+    uint64_t limit = (uint64_t)cs_index_limit(s->index) + n;
+    if (limit >= CS_POLICY_NONE || cs_policy_reserve(s->policy, (uint32_t)limit) != VC_OK)
+        return VC_ERR_NOMEM;
+    return cs_index_reserve(s->index, n);
+}
+
+/* The same after a restart, and mixed well: a hash of the key's hash and column. */
+static uint64_t fingerprint(const cs_store_t *s, const cs_entry_t *entry)
+{
+    const cs_column_slot_t *column = &s->columns[entry->column];
+    uint64_t x = vc_le64(entry->hash.b) ^ (vc_le64((const uint8_t *)&column->fid.spec) + column->fid.fidelity);
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
 uint32_t cs_entry_publish(cs_store_t *s, const cs_entry_t *entry)
 {
     uint32_t id = cs_index_insert(s->index, entry);
@@ -207,6 +225,12 @@ uint32_t cs_entry_publish(cs_store_t *s, const cs_entry_t *entry)
     cs_index_link(s->index, id, &segment->first_entry);
     segment->live_bytes += bytes;
     segment->live_objects++;
+    cs_segment_rank(s, segment);
+    cs_policy_item_t item = {.fp = fingerprint(s, entry),
+                             .bytes = (uint32_t)bytes,
+                             .block_index = (uint32_t)entry->block_index,
+                             .is_full_copy = s->columns[entry->column].fid.fidelity == VC_FIDELITY_FULL};
+    cs_policy_insert(s->policy, id, &item, cs_now_s(s));
     cs_fid_stats_t *stats = cs_fid_stats(s, s->columns[entry->column].fid.fidelity);
     stats->objects++;
     stats->bytes += bytes;
@@ -228,10 +252,14 @@ void cs_entry_drop(cs_store_t *s, uint32_t id, cs_miss_t why)
     vc_object_key_t key;
     cs_entry_key(s, &entry, &key);
     cs_ramtier_forget(s->opts.ram, &key); /* nobody finds it there any more */
+    cs_policy_remove(s->policy, id, why == CS_MISS_EVICTED);
+    for (uint32_t child = entry.child; child != CS_INDEX_NONE; child = cs_index_entry(s->index, child)->link[0])
+        cs_policy_demote(s->policy, child); /* worth nothing without its parent; its own children follow when it goes */
     cs_index_unlink(s->index, id, &segment->first_entry);
     cs_index_remove(s->index, id);
     segment->live_bytes -= bytes;
     segment->live_objects--;
+    cs_segment_rank(s, segment);
     cs_fid_stats_t *stats = cs_fid_stats(s, s->columns[entry.column].fid.fidelity);
     stats->objects--;
     stats->bytes -= bytes;
@@ -248,6 +276,13 @@ void cs_entry_drop(cs_store_t *s, uint32_t id, cs_miss_t why)
 
 void cs_queue_drop(cs_store_t *s, const vc_object_key_t *key)
 {
+    cs_drop_later(s, key);
+    s->drops_due = true;
+    pthread_cond_signal(&s->commit_work);
+}
+
+void cs_drop_later(cs_store_t *s, const vc_object_key_t *key)
+{
     if (s->n_drops == s->cap_drops) {
         uint32_t cap = s->cap_drops ? s->cap_drops * 2 : 64;
         vc_object_key_t *drops = vc_realloc(s->drops, cap, sizeof(*drops));
@@ -257,5 +292,4 @@ void cs_queue_drop(cs_store_t *s, const vc_object_key_t *key)
         s->cap_drops = cap;
     }
     s->drops[s->n_drops++] = *key;
-    pthread_cond_signal(&s->commit_work);
 }

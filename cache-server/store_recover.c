@@ -32,7 +32,7 @@ static void open_file(void *arg, uint32_t number, uint64_t bytes)
         return;
     }
     segment.is_dirty = true; /* until a row is found */
-    r->status = cs_segments_put(r->s, &segment);
+    r->status = cs_segments_put(r->s, &segment, NULL);
     if (r->status != VC_OK)
         cs_segment_close(&segment);
 }
@@ -104,14 +104,12 @@ static void on_object(void *arg, const cs_object_row_t *row)
         cs_queue_drop(s, &row->key);
         return;
     }
-    if (r->status != VC_OK || (r->status = cs_index_reserve(s->index, 1)) != VC_OK)
+    if (r->status != VC_OK || (r->status = cs_entries_reserve(s, 1)) != VC_OK)
         return;
     cs_segment_t *segment = s->segments[row->segment];
     cs_entry_t entry = {.hash = row->key.hash,
                         .header_crc = row->header_crc,
                         .prefix = row->prefix,
-                        .used_s = cs_now_s(s),
-                        .freq = CS_EVICT_FREQ_ONE,
                         .block_index = (uint16_t)row->block_index};
     cs_entry_set_place(&entry, row->segment, (uint32_t)(row->offset / 4096), row->bytes / 4096);
     cs_entry_set_names(&entry, column, keyspace);
@@ -142,10 +140,9 @@ static void settle_live(cs_store_t *s, cs_segment_t *segment)
                     version, segment->version);
     if (s->readonly || segment->bytes != s->segment_bytes || segment->tail >= segment->bytes)
         return;
-    cs_segment_t *open = s->open[segment->class_id];
+    const cs_segment_t *open = s->open[segment->class_id];
     if (!open || open->tail > segment->tail) {
-        if (open)
-            open->state = CS_SEGMENT_SEALED;
+        cs_segment_seal(s, segment->class_id);
         segment->state = CS_SEGMENT_OPEN;
         s->open[segment->class_id] = segment;
     }
@@ -155,24 +152,21 @@ static void settle_empty(cs_store_t *s, cs_segment_t *segment)
 {
     vc_err_t err;
     vc_status_t status = VC_ERR_RANGE;
+    segment->state = CS_SEGMENT_SEALED; /* empty: should the store become writable, the first to be cleaned */
     if (s->readonly)
         return;
     if (segment->bytes == s->segment_bytes && s->segments_total_bytes <= cs_segments_budget(s)) {
         status = cs_segment_recycle(segment, segment->version + 1, &err);
         segment->is_dirty = true;
-        segment->state = CS_SEGMENT_FREE;
-        if (status != VC_OK)
+        if (status == VC_OK)
+            cs_segment_set_free(s, segment);
+        else
             vc_log_warn("store", "segment not reused reason=\"%s\"", err.msg);
     }
     if (status == VC_OK)
         return;
     /* Of another size (the capacity changed, or a crash while it was made), or more than the capacity has room for. */
-    s->segments[segment->number] = NULL;
-    s->n_segments--;
-    s->segments_total_bytes -= segment->bytes;
-    if (cs_segment_remove(s->segdir, segment, &err) != VC_OK)
-        vc_log_warn("store", "segment not removed reason=\"%s\"", err.msg);
-    vc_free(segment);
+    cs_segment_remove_file(s, segment);
 }
 
 static void settle(cs_store_t *s)
@@ -183,6 +177,10 @@ static void settle(cs_store_t *s)
             settle_live(s, segment);
         else if (segment)
             settle_empty(s, segment);
+    }
+    for (uint32_t i = 0; i < s->cap_segments; i++) {
+        if (s->segments[i])
+            cs_segment_rank(s, s->segments[i]);
     }
     /* Rows come in the order of their hashes: half of the children before their parents. */
     for (uint32_t id = 0; id < cs_index_limit(s->index); id++) {

@@ -26,7 +26,7 @@ static void object_clear(cs_store_t *s, cs_upload_object_t *object)
     if (object->state == CS_OBJECT_PRESENT)
         cs_hold_release(s, &object->hold);
     else if (object->state != CS_OBJECT_MISSING)
-        cs_object_segment(s, object)->writers--;
+        cs_segment_writer_gone(s, cs_object_segment(s, object));
     object->state = CS_OBJECT_MISSING;
 }
 
@@ -147,19 +147,15 @@ static vc_status_t name_columns(cs_store_t *s, cs_upload_t *upload, const vc_key
 
 static uint32_t mark_missing(cs_store_t *s, cs_upload_t *upload, uint8_t *missing)
 {
-    uint32_t n = 0, now_s = cs_now_s(s);
+    uint32_t n = 0;
     for (uint32_t f = 0; f < upload->n_fid; f++) {
         for (uint32_t b = 0; b < span(upload); b++) {
             uint32_t i = f * span(upload) + b;
             uint32_t id = cs_index_find(s->index, upload->columns[f], &upload->hashes[upload->first_block + b]);
             missing[i] = id == CS_INDEX_NONE;
             n += missing[i];
-            if (id != CS_INDEX_NONE) {
-                cs_entry_t *entry = cs_index_entry(s->index, id);
-                entry->freq = cs_evict_touch(entry->freq, entry->used_s, now_s); /* wanted again: a use */
-                entry->used_s = now_s;
+            if (id != CS_INDEX_NONE)
                 object_hold(s, &upload->objects[i], id);
-            }
         }
     }
     return n;
@@ -297,7 +293,8 @@ vc_status_t cs_put_allocate(cs_store_t *s, cs_op_t *op)
     uint64_t offset;
     cs_segment_t *segment = s->open[op->class_id];
     if (!segment || !cs_segment_append(segment, op->io.bytes, &offset)) {
-        if (!cs_segment_take(s, op->class_id, op->io.bytes))
+        cs_segment_seal(s, op->class_id);
+        if (!cs_segment_take(s, op->class_id))
             return VC_ERR_AGAIN;
         segment = s->open[op->class_id];
         if (!cs_segment_append(segment, op->io.bytes, &offset))
@@ -326,8 +323,10 @@ static void put_release(cs_store_t *s, cs_op_t *op, cs_object_state_t state)
 void cs_put_undo(cs_store_t *s, cs_op_t *op)
 {
     cs_upload_object_t *object = &op->upload->objects[op->object];
-    if (object->pages)
+    if (object->pages) {
         cs_segment_unappend(cs_object_segment(s, object), (uint64_t)object->page * 4096, object->pages * 4096);
+        cs_segment_rank(s, cs_object_segment(s, object));
+    }
     put_release(s, op, CS_OBJECT_MISSING);
 }
 
@@ -342,11 +341,12 @@ static void put_done(cs_io_t *io, vc_status_t status)
     cs_upload_object_t *object = &op->upload->objects[op->object];
     if (status == VC_OK) {
         cs_fid_stats(s, op->pin.key.fidelity)->put_bytes += io->bytes;
+        s->stats.segment_written += io->bytes;
         put_release(s, op, CS_OBJECT_WRITTEN);
     } else {
         cs_object_segment(s, object)->is_bad = true; /* sealed by the next append */
         s->stats.put_rejected++;
-        cs_object_segment(s, object)->writers--;
+        cs_segment_writer_gone(s, cs_object_segment(s, object));
         put_release(s, op, CS_OBJECT_MISSING);
     }
     cs_unlock(s);
@@ -365,7 +365,7 @@ static void wait_for_room(cs_store_t *s, cs_op_t *op)
     op->next = NULL;
     *s->waiting_end = op;
     s->waiting_end = &op->next;
-    pthread_cond_signal(&s->commit_work);
+    cs_room_wanted(s);
 }
 
 /* Locked. OK with *op_p NULL: the put waits for room. */

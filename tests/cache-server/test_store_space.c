@@ -78,7 +78,8 @@ Test(store_space, the_chain_in_use_outlives_those_nobody_asks_for)
     cr_assert_eq(fx_register(&fx, 1, 0, 33, FX_FULL), VC_OK); /* about one segment */
     for (uint32_t seed = 100; stats_of(&fx).evictions < 20; seed++) {
         cr_assert_eq(fx_register(&fx, seed, 0, 33, FX_FULL), VC_OK);
-        cr_assert_eq(fx_lookup(&fx, 1, 33, false, &r), VC_OK);
+        cr_assert_eq(fx_lookup(&fx, 1, 33, true, &r), VC_OK); /* a probe would be no use */
+        cr_assert_eq(cs_store_lease_release(fx.store, cs_store_boot_id(fx.store), r.lease_id, &r.token), VC_OK);
     }
     cr_assert_eq(r.n_blocks[0], 33);
     cr_assert_eq(fx_readable(&fx, 1, 33, 0), 33);
