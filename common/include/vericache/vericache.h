@@ -132,7 +132,7 @@ VCACHE_API vcache_status_t vcache_register(vcache_client_t *client, const uint8_
                                            const vcache_fidelity_t *fids, uint32_t n_fid, vcache_source_fn source,
                                            void *arg, vcache_register_stats_t *stats_p, vcache_error_t *err);
 
-/* Server statistics as flat name/value pairs (names: README of cache-server). */
+/* Server statistics as flat name/value pairs (names: cache-server/OPERATING.md). */
 typedef struct vcache_stat {
     char name[64];
     double value;
