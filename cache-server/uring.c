@@ -167,6 +167,12 @@ cs_io_mode_t cs_uring_mode(const cs_uring_t *uring) { return uring->mode; }
 
 uint32_t cs_uring_inflight(const cs_uring_t *uring) { return uring->inflight; }
 
+uint32_t cs_uring_at_kernel(const cs_uring_t *uring, bool write)
+{
+    uint32_t writes = uring->queues[WRITE].at_kernel;
+    return write ? writes : uring->at_kernel - writes;
+}
+
 int cs_uring_event_fd(const cs_uring_t *uring) { return uring->event_fd; }
 
 static queue_t *queue_of(cs_uring_t *uring, const cs_io_t *io)

@@ -57,7 +57,9 @@ bool cs_uring_has_backlog(const cs_uring_t *uring);
 /* Runs done for finished transfers; returns how many finished. */
 unsigned cs_uring_reap(cs_uring_t *uring);
 uint32_t cs_uring_inflight(const cs_uring_t *uring); /* submitted and not yet done */
-int cs_uring_event_fd(const cs_uring_t *uring);      /* readable when reap has work */
+/* Of those, the writes, or the reads, that the kernel has. */
+uint32_t cs_uring_at_kernel(const cs_uring_t *uring, bool write);
+int cs_uring_event_fd(const cs_uring_t *uring); /* readable when reap has work */
 /* Makes event_fd quiet. Call it before reap, never after: a transfer that ends in between ticks again. */
 void cs_uring_clear_event(cs_uring_t *uring);
 const char *cs_io_mode_name(cs_io_mode_t mode);

@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "client/data.h"
@@ -20,6 +21,8 @@
 typedef struct world {
     vt_tmpdir_t dir;
     cs_bufpool_t *pool;
+    uint64_t ram_bytes; /* set after world_open; 0: no memory tier */
+    cs_ramtier_t *ram;
     cs_workers_t *workers;
     cs_store_t *store;
     cs_dataplane_t *dp;
@@ -62,6 +65,9 @@ static inline void world_start_server(world_t *w)
     vc_err_t err = {0};
     size_t buf_bytes = vc_align_up(w->record_bytes, 4096);
     cr_assert(cs_bufpool_create(12, buf_bytes, &w->pool, &err) == VC_OK, "%s", err.msg);
+    cs_ramtier_opts_t ro = {.bytes = w->ram_bytes, .pool = w->pool};
+    if (w->ram_bytes > 0)
+        cr_assert(cs_ramtier_create(&ro, &w->ram, &err) == VC_OK, "%s", err.msg);
     cs_workers_opts_t wo = {.n_workers = 1, .queue_depth = 32, .io_mode = CS_IO_AUTO, .pool = w->pool};
     cr_assert(cs_workers_start(&wo, &w->workers, &err) == VC_OK, "%s", err.msg);
     cs_store_opts_t so;
@@ -72,6 +78,7 @@ static inline void world_start_server(world_t *w)
     so.rocksdb_sync = false;
     so.workers = w->workers;
     so.pool = w->pool;
+    so.ram = w->ram;
     cr_assert(cs_store_open(&so, &w->store, &err) == VC_OK, "%s", err.msg);
     w->opts.store = w->store;
     w->opts.workers = w->workers;
@@ -135,6 +142,8 @@ static inline void world_stop_server(world_t *w)
     cs_dataplane_stop(w->dp);
     cs_store_close(w->store);
     cs_workers_stop(w->workers);
+    cs_ramtier_destroy(w->ram);
+    w->ram = NULL;
     cs_bufpool_destroy(w->pool);
 }
 

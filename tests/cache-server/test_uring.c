@@ -14,6 +14,7 @@
 #include "fault.h"
 #include "uring.h"
 #include "vc/log.h"
+#include "vc/mem.h"
 
 static int temp_file(void)
 {
@@ -264,3 +265,138 @@ Test(uring, malformed_fault_texts_arm_nothing)
     cr_assert_eq(cs_fault_hit("x"), CS_FAULT_NONE);
 }
 #endif
+
+/* ---- who goes first ---- */
+
+typedef struct flood {
+    cs_bufpool_t *pool;
+    cs_uring_t *uring;
+    int fd;
+    cs_io_t ios[64];
+    result_t results[64];
+    uint32_t n;
+} flood_t;
+
+static void flood_open(flood_t *f, uint32_t depth, uint32_t buf_bytes)
+{
+    memset(f, 0, sizeof(*f));
+    cr_assert_eq(cs_bufpool_create(24, buf_bytes, &f->pool, NULL), VC_OK);
+    cr_assert_eq(cs_uring_create(CS_IO_THREADS, depth, f->pool, &f->uring, NULL), VC_OK);
+    f->fd = temp_file();
+    cr_assert_eq(ftruncate(f->fd, 24 * (off_t)buf_bytes), 0);
+}
+
+static void flood_add(flood_t *f, bool write, bool is_ahead)
+{
+    cs_buf_t *buf = cs_bufpool_at(f->pool, f->n % 24);
+    f->ios[f->n] = (cs_io_t){.fd = f->fd,
+                             .write = write,
+                             .ahead = is_ahead,
+                             .buf_index = buf->index,
+                             .data = buf->data,
+                             .bytes = (uint32_t)buf->cap,
+                             .offset = (uint64_t)buf->index * buf->cap,
+                             .done = note,
+                             .arg = &f->results[f->n]};
+    cs_uring_submit(f->uring, &f->ios[f->n++]);
+}
+
+static void flood_close(flood_t *f)
+{
+    drain(f->uring);
+    for (uint32_t i = 0; i < f->n; i++)
+        cr_assert(f->results[i].calls == 1 && f->results[i].status == VC_OK);
+    cs_uring_destroy(f->uring);
+    cs_bufpool_destroy(f->pool);
+    close(f->fd);
+}
+
+Test(uring, a_read_waits_for_no_more_than_a_few_megabytes_of_writes)
+{
+    flood_t f;
+    flood_open(&f, 32, 1 << 20);
+    for (int i = 0; i < 20; i++)
+        flood_add(&f, true, false);
+    cs_uring_flush(f.uring);
+    cr_assert_eq(cs_uring_at_kernel(f.uring, true), 8);
+    flood_add(&f, false, false);
+    cs_uring_flush(f.uring);
+    cr_assert_eq(cs_uring_at_kernel(f.uring, false), 1); /* at once, past twelve writes */
+    cr_assert_eq(cs_uring_at_kernel(f.uring, true), 8);
+    flood_close(&f);
+}
+
+Test(uring, one_large_write_goes_on_by_itself)
+{
+    flood_t f;
+    flood_open(&f, 8, 9 << 20);
+    flood_add(&f, true, false);
+    flood_add(&f, true, false);
+    cs_uring_flush(f.uring);
+    cr_assert_eq(cs_uring_at_kernel(f.uring, true), 1);
+    flood_close(&f);
+}
+
+Test(uring, many_reads_leave_places_for_writes)
+{
+    flood_t f;
+    flood_open(&f, 16, 4096);
+    for (int i = 0; i < 30; i++)
+        flood_add(&f, false, false);
+    flood_add(&f, true, false);
+    cs_uring_flush(f.uring);
+    cr_assert_eq(cs_uring_at_kernel(f.uring, false), 14);
+    cr_assert_eq(cs_uring_at_kernel(f.uring, true), 1);
+    flood_close(&f);
+}
+
+Test(uring, reads_ahead_take_a_quarter_and_none_while_a_read_waits)
+{
+    flood_t f;
+    flood_open(&f, 16, 4096);
+    for (int i = 0; i < 10; i++)
+        flood_add(&f, false, true);
+    cs_uring_flush(f.uring);
+    cr_assert_eq(cs_uring_at_kernel(f.uring, false), 4);
+    for (int i = 0; i < 20; i++)
+        flood_add(&f, false, false);
+    cs_uring_flush(f.uring);
+    cr_assert_eq(cs_uring_at_kernel(f.uring, false), 14); /* ten of those, past six reads ahead */
+    flood_close(&f);
+}
+
+/* ---- slabs ---- */
+
+static void reads_into_slabs(cs_io_mode_t mode)
+{
+    enum { SLAB = 16384 };
+    cs_bufpool_t *pool;
+    cs_uring_t *uring;
+    vc_err_t err = {0};
+    uint8_t *slabs = vc_alloc_aligned(4096, 2 * SLAB + 4096);
+    cr_assert_eq(cs_bufpool_create(2, SLAB, &pool, NULL), VC_OK);
+    cs_bufpool_attach(pool, slabs, 2 * SLAB + 4096, SLAB); /* the third is short */
+    cr_assert_eq(cs_uring_create(mode, 4, pool, &uring, &err), VC_OK, "%s", err.msg);
+    int fd = temp_file();
+    cs_buf_t *buf = cs_bufpool_at(pool, 1);
+    for (int i = 0; i < SLAB; i++)
+        buf->data[i] = (uint8_t)(i / 4096 + 1);
+    cr_assert_eq(transfer(uring, fd, true, buf, SLAB, 0), VC_OK);
+    for (uint32_t pass = 0; pass < 2; pass++) { /* the first registers, the second finds it so */
+        memset(slabs, 0, 2 * SLAB + 4096);
+        for (uint32_t slab = 0; slab < 3; slab++) {
+            uint32_t bytes = slab < 2 ? 8192 : 4096;
+            cs_buf_t into = {.data = slabs + slab * SLAB, .index = 2 + slab};
+            cr_assert_eq(transfer(uring, fd, false, &into, bytes, 4096), VC_OK);
+            cr_assert(into.data[0] == 2 && into.data[bytes - 1] == (slab < 2 ? 3 : 2));
+        }
+    }
+    cs_uring_destroy(uring);
+    cs_bufpool_destroy(pool);
+    vc_free(slabs);
+    close(fd);
+}
+
+Test(uring, slabs_are_read_into_in_mode_fixed) { reads_into_slabs(CS_IO_FIXED); }
+Test(uring, slabs_are_read_into_in_mode_ring) { reads_into_slabs(CS_IO_RING); }
+Test(uring, slabs_are_read_into_in_mode_threads) { reads_into_slabs(CS_IO_THREADS); }
