@@ -105,6 +105,7 @@ static void use(rt_record_t *r)
 {
     if (r->is_ahead) {
         no_longer_ahead(r);
+        r->freq = 0;
         r->ram->stats.ahead_used++;
     } else if (r->freq < RT_FREQ_MAX) {
         r->freq++;

@@ -11,6 +11,7 @@
 #define HUGE_PAGE ((size_t)2 << 20)
 #define SLAB_MIN ((size_t)32 << 20)
 #define SLAB_MAX ((size_t)1 << 30) /* what one registered buffer of an io_uring may have */
+#define SLABS_MAX 1024u
 #define BUCKETS_MIN 256u
 #define BUCKETS_MAX (1u << 20)
 #define BUCKET_PAGES 16u /* 64 KiB: more than one small record to a bucket, less than one large */
@@ -69,8 +70,11 @@ rt_waiter_t *rt_waiter_get(cs_ramtier_t *ram)
 static size_t slab_bytes(const cs_ramtier_opts_t *opts)
 {
     size_t want = opts->slab_bytes;
-    if (want == 0)
-        want = VC_MIN(VC_MAX(SLAB_MIN, 8 * cs_bufpool_buf_bytes(opts->pool)), SLAB_MAX);
+    if (want == 0) {
+        want = VC_MAX(SLAB_MIN, 8 * cs_bufpool_buf_bytes(opts->pool));
+        want = VC_MAX(want, (size_t)(opts->bytes / SLABS_MAX));
+        want = VC_MIN(vc_align_up(want, HUGE_PAGE), SLAB_MAX);
+    }
     return (size_t)VC_MIN((uint64_t)want, opts->bytes) & ~(size_t)(RT_PAGE - 1);
 }
 

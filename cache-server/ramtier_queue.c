@@ -15,6 +15,7 @@
 #define PROBATION_SHARE 10u
 #define GHOST_WAYS 4u
 #define UNUSED_SEARCH 64u
+#define MAIN_STEPS 1024u /* then the next one goes, used or not: the lock is held */
 
 uint64_t rt_probation_pages(const cs_ramtier_t *ram) { return ram->n_pages / PROBATION_SHARE; }
 
@@ -123,6 +124,9 @@ static rt_record_t *probation_victim(cs_ramtier_t *ram)
         rt_record_t *r = q->tail;
         if (r->refs > 0) {
             again(r, RT_PROBATION);
+        } else if (r->is_ahead && r->freq == 0) { /* its reader may be on the way: once more around, not for ever */
+            r->freq = 1;
+            again(r, RT_PROBATION);
         } else if (r->freq > 1) {
             r->freq = 0;
             again(r, RT_MAIN);
@@ -148,9 +152,10 @@ static rt_record_t *unused_victim(const cs_ramtier_t *ram)
 static rt_record_t *main_victim(cs_ramtier_t *ram)
 {
     rt_queue_t *q = &ram->queues[RT_MAIN];
-    for (uint32_t left = q->n * (RT_FREQ_MAX + 1); left > 0 && q->tail; left--) {
+    uint32_t most = (uint32_t)VC_MIN((uint64_t)q->n * (RT_FREQ_MAX + 1), (uint64_t)MAIN_STEPS + q->n);
+    for (uint32_t step = 0; step < most && q->tail; step++) {
         rt_record_t *r = q->tail;
-        if (r->refs == 0 && r->freq == 0)
+        if (r->refs == 0 && (r->freq == 0 || step >= MAIN_STEPS))
             return r;
         if (r->refs == 0)
             r->freq--;

@@ -23,6 +23,7 @@
 
 #define DEPTH 3 /* batches per stream: one sent, two read */
 #define PACE_NAP_US 20000
+#define MEMORY_POLL_MS 20
 
 typedef struct {     /* a run of record bytes inside a batch */
     uint32_t index;  /* block in the request's range */
@@ -144,15 +145,19 @@ static void got_view(void *arg, vc_status_t status, cs_view_t *view)
 }
 
 /* Without memory for it: AGAIN when the stream has something to send meanwhile, else waits for some to come back. */
-static vc_status_t wait_for_memory(fetch_t *f)
+static vc_status_t wait_for_memory(fetch_t *f, uint64_t *since_us_p)
 {
     struct timespec nap = {0, 1000000};
     if (f->n_queued != 0)
         return VC_ERR_AGAIN;
-    cs_buf_t *buf = cs_bufpool_wait(f->s->o.pool, f->s->o.idle_ms);
-    if (buf == NULL)
+    uint64_t now_us = vc_clock_now_us(vc_clock_system());
+    if (*since_us_p == 0)
+        *since_us_p = now_us;
+    if (now_us - *since_us_p > (uint64_t)f->s->o.idle_ms * 1000)
         return vc_err_set(f->err, VC_ERR_BUSY, "no free buffer within %u ms", f->s->o.idle_ms);
-    cs_bufpool_put(f->s->o.pool, buf); /* the store takes it; unless another is faster */
+    /* A buffer that comes back is the store's to take, unless another is faster; room in the memory tier tells nobody.
+     */
+    cs_bufpool_put(f->s->o.pool, cs_bufpool_wait(f->s->o.pool, MEMORY_POLL_MS));
     nanosleep(&nap, NULL);
     return VC_OK;
 }
@@ -161,6 +166,7 @@ static vc_status_t wait_for_memory(fetch_t *f)
 static vc_status_t batch_get(fetch_t *f, batch_t *b, uint32_t i)
 {
     struct timespec nap = {0, 1000000};
+    uint64_t since_us = 0;
     for (uint32_t tries = 0;; tries++) {
         cs_view_t *view = NULL;
         cs_latch_add(&b->latch);
@@ -171,13 +177,15 @@ static vc_status_t batch_get(fetch_t *f, batch_t *b, uint32_t i)
         cs_latch_done(&b->latch, VC_OK);
         if (st == VC_OK)
             return VC_OK;
-        if (st == VC_ERR_AGAIN && (st = wait_for_memory(f)) != VC_OK)
-            return st;
-        if ((st != VC_OK && st != VC_ERR_BUSY) || tries >= f->s->o.idle_ms)
-            return vc_err_set(f->err, st == VC_OK ? VC_ERR_BUSY : st, "cannot read block %u: %s", f->m->first_block + i,
-                              vc_status_name(st == VC_OK ? VC_ERR_BUSY : st));
-        if (st == VC_ERR_BUSY)
+        if (st == VC_ERR_AGAIN) {
+            st = wait_for_memory(f, &since_us);
+            if (st != VC_OK)
+                return st;
+        } else if (st != VC_ERR_BUSY || tries >= f->s->o.idle_ms) {
+            return vc_err_set(f->err, st, "cannot read block %u: %s", f->m->first_block + i, vc_status_name(st));
+        } else {
             nanosleep(&nap, NULL);
+        }
     }
 }
 

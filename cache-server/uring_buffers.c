@@ -1,4 +1,4 @@
-/* See uring_buffers.h. A slab that the kernel refuses (memlock) is used by plain transfers from then on. */
+/* See uring_buffers.h. When the kernel refuses a slab (memlock), it and all later ones are used by plain transfers. */
 #include "uring_buffers.h"
 
 #include <errno.h>
@@ -73,9 +73,13 @@ static void register_slab(cs_uring_buffers_t *buffers, struct io_uring *ring, ui
     __u64 tag = 0;
     int rc = io_uring_register_buffers_update_tag(ring, buffers->n_pool + slab, &iov, &tag, 1);
     buffers->slab_states[slab] = rc == 1 ? REGISTERED : REFUSED;
-    if (rc != 1)
-        vc_log_info("uring", "slab not registered, plain reads into it slab=%u bytes=%zu reason=\"%s\"", slab,
-                    iov.iov_len, strerror(rc < 0 ? -rc : ENOMEM));
+    if (rc == 1)
+        return;
+    vc_log_info("uring", "no more slabs are registered, plain reads into them slab=%u bytes=%zu reason=\"%s\"", slab,
+                iov.iov_len, strerror(rc < 0 ? -rc : ENOMEM));
+    for (uint32_t i = 0; i < buffers->n_slabs; i++)
+        if (buffers->slab_states[i] == UNTRIED)
+            buffers->slab_states[i] = REFUSED;
 }
 
 bool cs_uring_buffers_ready(cs_uring_buffers_t *buffers, struct io_uring *ring, uint32_t index)
