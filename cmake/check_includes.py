@@ -20,7 +20,7 @@ SERVER = [
     ["ramtier"],
     ["io"],
     ["index", "segment", "catalog", "evict", "policy", "pace", "record"],
-    ["compact", "verify"],
+    ["compact", "verify", "sim"],
     ["store"],
     ["service", "dataplane", "rpc"],
     ["config"],
@@ -174,12 +174,12 @@ def check_program(program, other, table, skip=()):
 
 
 def check_ctl():
-    """The operator tool stands on libvericache and the base alone."""
+    """The operator tool stands on libvericache, the base and the policy simulator, which is as pure."""
     for path in sources("cache-server/ctl"):
         for number, quoted, name in includes(path):
             if not quoted:
                 continue
-            local = os.path.exists(os.path.join(os.path.dirname(path), name)) or name.startswith("ctl/")
+            local = os.path.exists(os.path.join(os.path.dirname(path), name)) or name.startswith(("ctl/", "sim/"))
             if not (local or name.startswith(("vc/", "vericache/"))):
                 offend(path, number, "%s: the operator tool uses libvericache only" % name)
 
