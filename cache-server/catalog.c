@@ -1,7 +1,7 @@
 /*
- * RocksDB behind catalog.h. Column families: default (format, generation), objects, segments, keyspaces, prefixes.
- * Values are little-endian and fixed in size; README.md has them byte by byte. Errors of the C API are turned into our
- * status here and freed.
+ * RocksDB behind catalog.h. Column families: default (format, generation), objects, segments, keyspaces, prefixes,
+ * pins, uses. Values are little-endian and fixed in size; README.md has them byte by byte. Errors of the C API are
+ * turned into our status here and freed.
  */
 #include "catalog.h"
 
@@ -20,8 +20,8 @@
 #include "vc/log.h"
 #include "vc/mem.h"
 
-enum { CF_META, CF_OBJECTS, CF_SEGMENTS, CF_KEYSPACES, CF_PREFIXES, N_CF };
-static const char *const cf_names[N_CF] = {"default", "objects", "segments", "keyspaces", "prefixes"};
+enum { CF_META, CF_OBJECTS, CF_SEGMENTS, CF_KEYSPACES, CF_PREFIXES, CF_PINS, CF_USES, N_CF };
+static const char *const cf_names[N_CF] = {"default", "objects", "segments", "keyspaces", "prefixes", "pins", "uses"};
 
 struct cs_catalog {
     rocksdb_t *db;
@@ -95,9 +95,10 @@ static vc_status_t read_meta(cs_catalog_t *catalog, vc_err_t *err)
     bool is_new = !value;
     catalog->format = format;
     rocksdb_free(value);
-    if (!is_new && format != CS_CATALOG_FORMAT)
-        return vc_err_set(err, VC_ERR_UNSUPPORTED, "the data directory has format %u, this program reads format %u",
-                          format, CS_CATALOG_FORMAT);
+    if (!is_new && (format < CS_CATALOG_FORMAT_OLDEST || format > CS_CATALOG_FORMAT))
+        return vc_err_set(err, VC_ERR_UNSUPPORTED,
+                          "the data directory has format %u, this program reads format %u to format %u", format,
+                          CS_CATALOG_FORMAT_OLDEST, CS_CATALOG_FORMAT);
     message = NULL;
     value = rocksdb_get_cf(catalog->db, catalog->read, catalog->cf[CF_META], "generation", 10, &len, &message);
     status = take_error(message, "read", err);
@@ -248,6 +249,8 @@ static bool visit(const cs_catalog_visitor_t *v, int cf, const uint8_t *key, siz
         cs_segment_row_t segment;
         cs_prefix_row_t prefix;
         vc_keyspace_t keyspace;
+        vc_object_key_t pin;
+        cs_uses_row_t uses;
     } row;
     vc_digest_t id;
     if (cf == CF_OBJECTS && cs_row_decode_object(key, key_len, value, len, &row.object))
@@ -258,6 +261,10 @@ static bool visit(const cs_catalog_visitor_t *v, int cf, const uint8_t *key, siz
         v->prefix(v->arg, &row.prefix);
     else if (cf == CF_KEYSPACES && cs_row_decode_keyspace(key, key_len, value, len, &id, &row.keyspace))
         v->keyspace(v->arg, &id, &row.keyspace);
+    else if (cf == CF_PINS && cs_row_decode_pin(key, key_len, value, len, &row.pin))
+        v->pin(v->arg, &row.pin);
+    else if (cf == CF_USES && cs_row_decode_uses(key, key_len, value, len, &row.uses))
+        v->uses(v->arg, &row.uses);
     else
         return false;
     return true;
@@ -265,12 +272,12 @@ static bool visit(const cs_catalog_visitor_t *v, int cf, const uint8_t *key, siz
 
 vc_status_t cs_catalog_scan(cs_catalog_t *catalog, const cs_catalog_visitor_t *visitor, vc_err_t *err)
 {
-    /* Objects last: they are checked against the other kinds. */
-    static const int order[] = {CF_SEGMENTS, CF_KEYSPACES, CF_PREFIXES, CF_OBJECTS};
+    /* Objects are checked against the kinds before them; those behind are about objects. */
+    static const int order[] = {CF_SEGMENTS, CF_KEYSPACES, CF_PREFIXES, CF_OBJECTS, CF_PINS, CF_USES};
     for (size_t k = 0; k < VC_ARRAY_LEN(order); k++) {
         int cf = order[k];
-        if (!catalog->cf[cf]) /* written before there was such a family */
-            continue;
+        if (!catalog->cf[cf] || (cf == CF_PINS && !visitor->pin) || (cf == CF_USES && !visitor->uses))
+            continue; /* written before there was such a family, or not asked for */
         rocksdb_iterator_t *it = rocksdb_create_iterator_cf(catalog->db, catalog->read, catalog->cf[cf]);
         for (rocksdb_iter_seek_to_first(it); rocksdb_iter_valid(it); rocksdb_iter_next(it)) {
             size_t key_len, len;
@@ -326,6 +333,7 @@ void cs_catalog_delete_segment(cs_catalog_t *catalog, uint32_t number)
     uint8_t key[4];
     vc_put_le32(key, number);
     del(catalog, CF_SEGMENTS, key, sizeof(key));
+    del(catalog, CF_USES, key, sizeof(key));
 }
 
 vc_status_t cs_catalog_put_keyspace(cs_catalog_t *catalog, const vc_digest_t *id, const vc_keyspace_t *ks)
@@ -355,6 +363,33 @@ void cs_catalog_delete_prefix(cs_catalog_t *catalog, uint32_t id)
     uint8_t key[4];
     vc_put_le32(key, id);
     del(catalog, CF_PREFIXES, key, sizeof(key));
+}
+
+void cs_catalog_put_pin(cs_catalog_t *catalog, const vc_object_key_t *key, uint32_t pinned_s)
+{
+    uint8_t value[CS_ROW_PIN_BYTES];
+    cs_row_encode_pin(pinned_s, value);
+    put(catalog, CF_PINS, key, CS_ROW_OBJECT_KEY_BYTES, value, sizeof(value));
+}
+
+void cs_catalog_delete_pin(cs_catalog_t *catalog, const vc_object_key_t *key)
+{
+    del(catalog, CF_PINS, key, CS_ROW_OBJECT_KEY_BYTES);
+}
+
+vc_status_t cs_catalog_put_uses(cs_catalog_t *catalog, uint32_t number, uint32_t version, const cs_use_t *uses,
+                                uint32_t n)
+{
+    uint8_t key[4];
+    size_t len = CS_ROW_USES_HEAD_BYTES + (size_t)n * CS_ROW_USE_BYTES;
+    uint8_t *value = vc_alloc(len);
+    if (!value)
+        return VC_ERR_NOMEM;
+    vc_put_le32(key, number);
+    cs_row_encode_uses(version, uses, n, value);
+    put(catalog, CF_USES, key, sizeof(key), value, len);
+    vc_free(value);
+    return VC_OK;
 }
 
 void cs_catalog_put_generation(cs_catalog_t *catalog, uint64_t generation)

@@ -15,7 +15,9 @@
 
 typedef struct cs_catalog cs_catalog_t;
 
-#define CS_CATALOG_FORMAT 1u
+/* 2 added pins, uses, and the class in the rows of segments. 1 is read, and becomes 2 at the first start. */
+#define CS_CATALOG_FORMAT 2u
+#define CS_CATALOG_FORMAT_OLDEST 1u
 /* What RocksDB may hold in unflushed WAL and memtables: the unit of every space reserve. */
 #define CS_CATALOG_UNFLUSHED_BYTES ((uint64_t)8 << 20)
 #define CS_HEAD_TOKENS 64u
@@ -27,14 +29,28 @@ typedef struct cs_object_row {
     uint64_t offset;
     uint32_t bytes, header_crc;
     uint32_t block_index, prefix;
-    uint32_t stored_s; /* unix time, shown to people */
+    uint32_t stored_s; /* unix time of the commit or the last move, shown to people */
     uint8_t parent_fp[8];
 } cs_object_row_t;
 
 typedef struct cs_segment_row {
     uint32_t number, version;
     uint64_t bytes;
+    bool is_survivors; /* of the class that cleaning fills */
 } cs_segment_row_t;
+
+/* What the policy remembers of the objects of one segment, written now and then. */
+typedef struct cs_use {
+    uint32_t page; /* of the record */
+    uint16_t state;
+} cs_use_t;
+
+typedef struct cs_uses_row {
+    uint32_t number, version; /* of the segment: another life's row says nothing */
+    uint32_t n;
+    const uint8_t *uses; /* encoded, by page; cs_uses_at */
+} cs_uses_row_t;
+cs_use_t cs_uses_at(const cs_uses_row_t *row, uint32_t i);
 
 typedef struct cs_prefix_row {
     uint32_t id;
@@ -63,6 +79,9 @@ typedef struct cs_catalog_visitor {
     void (*prefix)(void *arg, const cs_prefix_row_t *row);
     void (*bad)(void *arg, const char *kind);
     void *arg;
+    /* May be NULL. After the objects. */
+    void (*pin)(void *arg, const vc_object_key_t *key);
+    void (*uses)(void *arg, const cs_uses_row_t *row);
 } cs_catalog_visitor_t;
 vc_status_t cs_catalog_scan(cs_catalog_t *catalog, const cs_catalog_visitor_t *visitor, vc_err_t *err);
 
@@ -75,6 +94,11 @@ vc_status_t cs_catalog_put_keyspace(cs_catalog_t *catalog, const vc_digest_t *id
 void cs_catalog_delete_keyspace(cs_catalog_t *catalog, const vc_digest_t *id);
 void cs_catalog_put_prefix(cs_catalog_t *catalog, const cs_prefix_row_t *row);
 void cs_catalog_delete_prefix(cs_catalog_t *catalog, uint32_t id);
+void cs_catalog_put_pin(cs_catalog_t *catalog, const vc_object_key_t *key, uint32_t pinned_s);
+void cs_catalog_delete_pin(cs_catalog_t *catalog, const vc_object_key_t *key);
+/* uses: by page. Replaces the segment's row; NOMEM leaves it out. */
+vc_status_t cs_catalog_put_uses(cs_catalog_t *catalog, uint32_t number, uint32_t version, const cs_use_t *uses,
+                                uint32_t n);
 void cs_catalog_put_generation(cs_catalog_t *catalog, uint64_t generation);
 /* Writes and empties the batch. On an error nothing may be assumed: it can be there after a restart or not. */
 vc_status_t cs_catalog_write(cs_catalog_t *catalog, bool sync, vc_err_t *err);

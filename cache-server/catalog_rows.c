@@ -50,16 +50,67 @@ bool cs_row_decode_object(const uint8_t *key, size_t key_len, const uint8_t *val
 void cs_row_encode_segment(const cs_segment_row_t *row, uint8_t value[CS_ROW_SEGMENT_BYTES])
 {
     vc_put_le32(value, row->version);
-    vc_put_le32(value + 4, 0);
+    vc_put_le32(value + 4, row->is_survivors);
     vc_put_le64(value + 8, row->bytes);
 }
 
 bool cs_row_decode_segment(const uint8_t *key, size_t key_len, const uint8_t *value, size_t len,
                            cs_segment_row_t *row_p)
 {
-    if (key_len != 4 || len != CS_ROW_SEGMENT_BYTES || vc_le32(value + 4) != 0)
+    if (key_len != 4 || len != CS_ROW_SEGMENT_BYTES || vc_le32(value + 4) > 1)
         return false;
-    *row_p = (cs_segment_row_t){.number = vc_le32(key), .version = vc_le32(value), .bytes = vc_le64(value + 8)};
+    *row_p = (cs_segment_row_t){.number = vc_le32(key),
+                                .version = vc_le32(value),
+                                .bytes = vc_le64(value + 8),
+                                .is_survivors = vc_le32(value + 4) == 1};
+    return true;
+}
+
+void cs_row_encode_pin(uint32_t pinned_s, uint8_t value[CS_ROW_PIN_BYTES])
+{
+    vc_put_le32(value, pinned_s);
+    vc_put_le32(value + 4, 0);
+}
+
+bool cs_row_decode_pin(const uint8_t *key, size_t key_len, const uint8_t *value, size_t len, vc_object_key_t *key_p)
+{
+    if (key_len != CS_ROW_OBJECT_KEY_BYTES || len != CS_ROW_PIN_BYTES || vc_le32(value + 4) != 0)
+        return false;
+    memcpy(key_p, key, CS_ROW_OBJECT_KEY_BYTES);
+    return true;
+}
+
+void cs_row_encode_uses(uint32_t version, const cs_use_t *uses, uint32_t n, uint8_t *value)
+{
+    vc_put_le32(value, version);
+    vc_put_le32(value + 4, n);
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t *at = value + CS_ROW_USES_HEAD_BYTES + (size_t)i * CS_ROW_USE_BYTES;
+        vc_put_le32(at, uses[i].page);
+        vc_put_le16(at + 4, uses[i].state);
+    }
+}
+
+cs_use_t cs_uses_at(const cs_uses_row_t *row, uint32_t i)
+{
+    const uint8_t *at = row->uses + (size_t)i * CS_ROW_USE_BYTES;
+    return (cs_use_t){vc_le32(at), vc_le16(at + 4)};
+}
+
+bool cs_row_decode_uses(const uint8_t *key, size_t key_len, const uint8_t *value, size_t len, cs_uses_row_t *row_p)
+{
+    if (key_len != 4 || len < CS_ROW_USES_HEAD_BYTES || (len - CS_ROW_USES_HEAD_BYTES) % CS_ROW_USE_BYTES != 0 ||
+        vc_le32(value + 4) != (len - CS_ROW_USES_HEAD_BYTES) / CS_ROW_USE_BYTES)
+        return false;
+    cs_uses_row_t row = {.number = vc_le32(key),
+                         .version = vc_le32(value),
+                         .n = vc_le32(value + 4),
+                         .uses = value + CS_ROW_USES_HEAD_BYTES};
+    for (uint32_t i = 1; i < row.n; i++) {
+        if (cs_uses_at(&row, i).page <= cs_uses_at(&row, i - 1).page)
+            return false;
+    }
+    *row_p = row;
     return true;
 }
 

@@ -54,6 +54,8 @@ typedef struct cs_segment {
     uint32_t rank;           /* position in the store's heap */
     uint64_t ranked_live;    /* live bytes as the heap's sum has them */
     struct cs_segment *next; /* free or retired list */
+    struct cs_segment *next_used;
+    uint32_t n_uses; /* not stored yet; > 0: on the list of used segments */
 } cs_segment_t;
 
 typedef struct cs_segdir cs_segdir_t;

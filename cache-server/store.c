@@ -323,6 +323,7 @@ static vc_status_t alloc_tables(cs_store_t *s)
     s->columns = vc_calloc(CS_MAX_COLUMNS, sizeof(*s->columns));
     s->ghosts = vc_calloc(CS_GHOSTS, sizeof(*s->ghosts));
     s->next_prefix_id = 1;
+    s->uses_us = cs_now_us(s);
     s->waiting_end = &s->waiting;
     s->commits_end = &s->commits;
     if (!s->keyspaces || !s->columns || !s->ghosts || !s->data_dir ||
@@ -382,6 +383,7 @@ static void init_sync(cs_store_t *s)
     pthread_cond_init(&s->tick_work, &attr);
     pthread_cond_init(&s->scrub_work, &attr);
     pthread_cond_init(&s->space_work, NULL);
+    pthread_cond_init(&s->rows_written, NULL);
     pthread_cond_init(&s->idle, NULL);
     pthread_condattr_destroy(&attr);
 }
@@ -485,9 +487,9 @@ static void free_memory(cs_store_t *s)
             cs_segment_close(s->segments[i]);
         vc_free(s->segments[i]);
     }
-    void *blocks[] = {s->op_chunks,     s->segments, s->keyspaces,    s->columns,       s->prefixes,
-                      s->prefix_slots,  s->ghosts,   s->leases.slots, s->uploads.slots, s->drops,
-                      s->dead_prefixes, s->data_dir, s->scrub.data,   s->ranked,        s->copy_buf};
+    void *blocks[] = {s->op_chunks,  s->segments,     s->keyspaces,     s->columns, s->prefixes,      s->prefix_slots,
+                      s->ghosts,     s->leases.slots, s->uploads.slots, s->drops,   s->dead_prefixes, s->data_dir,
+                      s->scrub.data, s->ranked,       s->copy_buf,      s->pin_ops};
     for (size_t i = 0; i < VC_ARRAY_LEN(blocks); i++)
         vc_free(blocks[i]);
     cs_index_destroy(s->index);
@@ -516,6 +518,7 @@ void cs_store_close(cs_store_t *s)
     pthread_cond_destroy(&s->tick_work);
     pthread_cond_destroy(&s->scrub_work);
     pthread_cond_destroy(&s->space_work);
+    pthread_cond_destroy(&s->rows_written);
     pthread_cond_destroy(&s->idle);
     pthread_mutex_destroy(&s->files);
     pthread_mutex_destroy(&s->mu);

@@ -306,7 +306,7 @@ static vc_status_t write_batch(cs_store_t *s, bool has_clean, vc_err_t *err)
 static void commit_batch(cs_store_t *s, cs_upload_t *commits)
 {
     vc_err_t err;
-    uint32_t n_drops, n_dead;
+    uint32_t n_drops, n_dead, n_pins;
     touched_t touched = {0};
     if (mark_touched(s, commits, &touched) != VC_OK) {
         set_status(commits, VC_ERR_NOMEM);
@@ -319,15 +319,21 @@ static void commit_batch(cs_store_t *s, cs_upload_t *commits)
         upload->status = stage_upload(s, upload);
     stage_segments(s, &touched);
     bool has_clean = cs_clean_stage(s);
+    n_pins = cs_pins_stage(s);
+    if (cs_uses_due(s))
+        cs_uses_stage(s);
+    uint64_t ticket = s->rows_ticket;
     cs_unlock(s);
     vc_status_t status = write_batch(s, has_clean, &err);
     cs_lock(s);
     if (status == VC_OK) {
         cs_drops_forget(s, n_drops, n_dead);
+        cs_pins_forget(s, n_pins);
         publish(s, &touched);
     } else {
         take_back(s);
     }
+    cs_rows_settle(s, ticket, status == VC_OK);
     if (has_clean)
         cs_clean_finish(s, status);
     cs_index_clear(s->pending);
@@ -347,11 +353,14 @@ bool cs_commit_clean(cs_store_t *s)
 
 /* ---- the thread ---- */
 
+static bool has_queued(const cs_store_t *s) { return s->n_drops > 0 || s->n_pin_ops > 0 || s->n_dead_prefixes > 0; }
+
 static bool has_work(const cs_store_t *s)
 {
     bool can_write = !s->no_space && !s->is_degraded && !s->readonly && !s->is_lost;
-    bool has_drops = s->n_drops > 0 && (s->drops_due || s->n_drops >= DROPS_MAX || s->stopping);
-    return s->commits || s->recheck || (can_write && (has_drops || s->clean.state == CS_CLEAN_READY));
+    bool is_due = s->drops_due || s->n_drops >= DROPS_MAX || s->stopping;
+    bool has_rows = (is_due && has_queued(s)) || cs_uses_due(s) || s->clean.state == CS_CLEAN_READY;
+    return s->commits || s->recheck || s->rows_ticket > s->rows_seen || (can_write && has_rows);
 }
 
 static cs_upload_t *take_commits(cs_store_t *s)
@@ -360,6 +369,7 @@ static cs_upload_t *take_commits(cs_store_t *s)
     s->commits = NULL;
     s->commits_end = &s->commits;
     s->recheck = s->drops_due = false;
+    s->rows_seen = s->rows_ticket;
     return commits;
 }
 
@@ -375,6 +385,8 @@ static void turn(cs_store_t *s, cs_upload_t *commits, bool has_rows)
     call_back(s, commits);
     uint64_t bytes = status == VC_OK ? cs_catalog_disk_bytes(s->data_dir) : s->catalog_bytes;
     cs_lock(s);
+    if (status != VC_OK || !(commits || has_rows))
+        cs_rows_settle(s, s->rows_seen, status == VC_OK);
     s->catalog_bytes = bytes;
     if (s->waiting || s->segments_total_bytes > cs_segments_budget(s))
         cs_room_wanted(s);
@@ -391,7 +403,7 @@ void *cs_commit_main(void *arg)
         if (!has_work(s))
             break;
         cs_upload_t *commits = take_commits(s);
-        bool has_rows = s->n_drops > 0 || s->clean.state == CS_CLEAN_READY;
+        bool has_rows = has_queued(s) || cs_uses_due(s) || s->clean.state == CS_CLEAN_READY;
         cs_unlock(s);
         turn(s, commits, has_rows);
         cs_lock(s);

@@ -239,7 +239,10 @@ static vc_status_t copy_all(cs_store_t *s, cs_clean_t *clean)
 
 static void stage_segment(cs_store_t *s, const cs_segment_t *segment, uint32_t version)
 {
-    cs_segment_row_t row = {.number = segment->number, .version = version, .bytes = segment->bytes};
+    cs_segment_row_t row = {.number = segment->number,
+                            .version = version,
+                            .bytes = segment->bytes,
+                            .is_survivors = segment->class_id == CS_CLASS_SURVIVOR && version == segment->version};
     cs_catalog_put_segment(s->catalog, &row);
 }
 
@@ -298,6 +301,7 @@ static void follow(cs_store_t *s, const cs_clean_t *clean, const cs_move_t *move
     clean->victim->live_objects--;
     move->to->live_bytes += bytes;
     move->to->live_objects++;
+    cs_uses_mark(s, move->to); /* its counts go along */
     s->stats.moved_bytes += bytes;
 }
 

@@ -19,6 +19,7 @@
  *   store_compact.c  cleaning: survivors move, the file is free again
  *   store_segments.c free and sealed segments, making and removing files
  *   store_pins.c     pins that last, deletes
+ *   store_uses.c     use counts that outlive a restart
  */
 #ifndef CS_STORE_INT_H
 #define CS_STORE_INT_H
@@ -180,6 +181,11 @@ typedef struct cs_clean { /* the segment being cleaned */
     uint32_t n_targets;
 } cs_clean_t;
 
+typedef struct cs_pin_op { /* a row of the pins family to write or delete */
+    vc_object_key_t key;
+    bool is_pinned;
+} cs_pin_op_t;
+
 typedef struct cs_table { /* slots with ids that are never reused: id = serial << 16 | slot */
     void **slots;
     uint32_t n, used;
@@ -241,6 +247,13 @@ struct cs_store {
     cs_upload_t *commits, **commits_end;
     vc_object_key_t *drops; /* catalog rows to delete: damaged records, and batches that failed */
     uint32_t n_drops, cap_drops;
+    cs_pin_op_t *pin_ops;
+    uint32_t n_pin_ops, cap_pin_ops;
+    /* Who waits for rows to be durable takes the next ticket; the commit thread counts up to it. */
+    uint64_t rows_ticket, rows_seen, rows_durable, rows_failed;
+    pthread_cond_t rows_written;
+    cs_segment_t *used;       /* segments with uses that are not stored, through next_used */
+    uint64_t n_uses, uses_us; /* not stored, of all; when they were last */
     uint32_t *dead_prefixes;
     uint32_t n_dead_prefixes, cap_dead_prefixes;
     cs_pin_t suspects[CS_MAX_SUSPECTS];
@@ -380,6 +393,21 @@ bool cs_segments_can_compact(const cs_store_t *s);
 uint32_t cs_segments_reserve(const cs_store_t *s);                 /* free ones that are kept for survivors */
 void cs_segment_remove_file(cs_store_t *s, cs_segment_t *segment); /* and forgets it */
 vc_status_t cs_segment_make_file(cs_store_t *s);                   /* one more free segment */
+
+/* ---- store_pins.c (locked) ---- */
+void cs_pin_set(cs_store_t *s, uint32_t id, bool is_kept); /* in memory */
+void cs_pin_queue(cs_store_t *s, const vc_object_key_t *key, bool is_kept);
+uint32_t cs_pins_stage(cs_store_t *s);
+void cs_pins_forget(cs_store_t *s, uint32_t n);
+void cs_rows_settle(cs_store_t *s, uint64_t ticket, bool is_durable); /* wakes who waits */
+
+/* ---- store_uses.c (locked) ---- */
+void cs_use(cs_store_t *s, uint32_t id); /* the object was found by a lookup that took it */
+void cs_uses_restore(cs_store_t *s, const cs_segment_t *segment, const cs_uses_row_t *row);
+bool cs_uses_due(const cs_store_t *s);
+void cs_uses_stage(cs_store_t *s); /* commit thread: puts some of what is not stored into the batch */
+void cs_uses_mark(cs_store_t *s, cs_segment_t *segment);
+void cs_uses_unmark(cs_store_t *s, cs_segment_t *segment);
 
 /* ---- store_evict.c ---- */
 /* Puts what waits for deletion into the catalog's batch; forget drops it once that was written. Locked. */

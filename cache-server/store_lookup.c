@@ -55,14 +55,14 @@ typedef struct found {
 static uint32_t match_chain(cs_store_t *s, const found_t *found, uint32_t f, const vc_digest_t *hashes, uint32_t n,
                             bool is_use, cs_lookup_result_t *r)
 {
-    uint32_t now_s = cs_now_s(s), b, deepest = CS_INDEX_NONE;
+    uint32_t b, deepest = CS_INDEX_NONE;
     for (b = 0; b < n; b++) {
         uint32_t id = cs_index_find(s->index, found->columns[f], &hashes[b]);
         cs_entry_t *entry = id == CS_INDEX_NONE ? NULL : cs_index_entry(s->index, id);
         if (!entry || entry->keyspace != found->keyspace)
             break;
         if (is_use)
-            cs_policy_touch(s->policy, id, now_s);
+            cs_use(s, id);
         r->n_bytes[f] += (uint64_t)entry->pages * 4096;
         (void)cs_index_parent(s->index, id); /* a parent that came back is linked where it is found useful */
         deepest = id;

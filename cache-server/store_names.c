@@ -253,6 +253,10 @@ void cs_entry_drop(cs_store_t *s, uint32_t id, cs_miss_t why)
     cs_entry_key(s, &entry, &key);
     cs_ramtier_forget(s->opts.ram, &key); /* nobody finds it there any more */
     cs_policy_remove(s->policy, id, why == CS_MISS_EVICTED);
+    if (entry.is_kept) {
+        cs_pin_set(s, id, false);
+        cs_pin_queue(s, &key, false);
+    }
     for (uint32_t child = entry.child; child != CS_INDEX_NONE; child = cs_index_entry(s->index, child)->link[0])
         cs_policy_demote(s->policy, child); /* worth nothing without its parent; its own children follow when it goes */
     cs_index_unlink(s->index, id, &segment->first_entry);

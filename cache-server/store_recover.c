@@ -52,6 +52,7 @@ static void on_segment(void *arg, const cs_segment_row_t *row)
     }
     segment->version = row->version;
     segment->is_dirty = false;
+    segment->class_id = row->is_survivors ? CS_CLASS_SURVIVOR : CS_CLASS_FULL; /* or as its objects say */
 }
 
 static void on_keyspace(void *arg, const vc_digest_t *id, const vc_keyspace_t *ks)
@@ -115,8 +116,30 @@ static void on_object(void *arg, const cs_object_row_t *row)
     cs_entry_set_names(&entry, column, keyspace);
     memcpy(entry.link, row->parent_fp, sizeof(entry.link));
     cs_entry_publish(s, &entry);
-    segment->class_id = row->key.fidelity == VC_FIDELITY_FULL ? CS_CLASS_FULL : CS_CLASS_COMPRESSED;
+    if (segment->class_id != CS_CLASS_SURVIVOR)
+        segment->class_id = row->key.fidelity == VC_FIDELITY_FULL ? CS_CLASS_FULL : CS_CLASS_COMPRESSED;
     segment->tail = VC_MAX(segment->tail, row->offset + row->bytes);
+}
+
+/* A pin whose object is gone goes, too. */
+static void on_pin(void *arg, const vc_object_key_t *key)
+{
+    recovery_t *r = arg;
+    cs_store_t *s = r->s;
+    uint16_t column = cs_column_find(s, key->fidelity, &key->spec);
+    uint32_t id = column == CS_NO_NAME ? CS_INDEX_NONE : cs_index_find(s->index, column, &key->hash);
+    if (id != CS_INDEX_NONE)
+        cs_pin_set(s, id, true);
+    else if (!s->readonly)
+        cs_pin_queue(s, key, false);
+}
+
+static void on_uses(void *arg, const cs_uses_row_t *row)
+{
+    recovery_t *r = arg;
+    const cs_segment_t *segment = segment_at(r->s, row->number);
+    if (segment && !segment->is_dirty && segment->version == row->version)
+        cs_uses_restore(r->s, segment, row);
 }
 
 static void on_bad_row(void *arg, const char *kind)
@@ -196,7 +219,14 @@ static void settle(cs_store_t *s)
 vc_status_t cs_recover(cs_store_t *s, vc_err_t *err)
 {
     recovery_t r = {.s = s};
-    cs_catalog_visitor_t visitor = {on_object, on_segment, on_keyspace, on_prefix, on_bad_row, &r};
+    cs_catalog_visitor_t visitor = {.object = on_object,
+                                    .segment = on_segment,
+                                    .keyspace = on_keyspace,
+                                    .prefix = on_prefix,
+                                    .bad = on_bad_row,
+                                    .arg = &r,
+                                    .pin = on_pin,
+                                    .uses = on_uses};
     vc_status_t status = cs_segdir_list(s->segdir, open_file, &r, err);
     if (status == VC_OK)
         status = cs_catalog_scan(s->catalog, &visitor, err);

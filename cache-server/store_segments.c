@@ -50,6 +50,7 @@ vc_status_t cs_segments_put(cs_store_t *s, const cs_segment_t *segment, cs_segme
 
 void cs_segments_forget(cs_store_t *s, cs_segment_t *segment)
 {
+    cs_uses_unmark(s, segment);
     s->segments[segment->number] = NULL;
     s->n_segments--;
     s->segments_total_bytes -= segment->bytes;

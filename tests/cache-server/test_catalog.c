@@ -73,7 +73,12 @@ static void on_bad(void *arg, const char *kind)
 static void scan(cs_catalog_t *catalog, seen_t *seen)
 {
     memset(seen, 0, sizeof(*seen));
-    cs_catalog_visitor_t visitor = {on_object, on_segment, on_keyspace, on_prefix, on_bad, seen};
+    cs_catalog_visitor_t visitor = {.object = on_object,
+                                    .segment = on_segment,
+                                    .keyspace = on_keyspace,
+                                    .prefix = on_prefix,
+                                    .bad = on_bad,
+                                    .arg = seen};
     cr_assert_eq(cs_catalog_scan(catalog, &visitor, NULL), VC_OK);
 }
 
@@ -95,7 +100,7 @@ static vc_keyspace_t a_keyspace(void)
 static void write_rows(cs_catalog_t *catalog)
 {
     cs_object_row_t a = an_object(1), b = an_object(2);
-    cs_segment_row_t segment = {7, 3, 1 << 22};
+    cs_segment_row_t segment = {.number = 7, .version = 3, .bytes = 1 << 22};
     cs_prefix_row_t prefix = {.id = 9, .n_blocks = 5, .n_head_tokens = 2, .head_tokens = {11, 12}};
     vc_keyspace_t ks = a_keyspace();
     vc_digest_t id;
@@ -176,16 +181,16 @@ Test(catalog, a_dropped_batch_leaves_nothing)
 /* Writes one raw row behind the catalog's back. */
 static void write_raw(const char *family, const void *key, size_t key_len, const void *value, size_t len)
 {
-    static const char *const names[] = {"default", "objects", "segments", "keyspaces", "prefixes"};
+    static const char *const names[] = {"default", "objects", "segments", "keyspaces", "prefixes", "pins", "uses"};
     char path[80], *message = NULL;
     rocksdb_options_t *options = rocksdb_options_create();
-    const rocksdb_options_t *all[5] = {options, options, options, options, options};
-    rocksdb_column_family_handle_t *cf[5];
+    const rocksdb_options_t *all[7] = {options, options, options, options, options, options, options};
+    rocksdb_column_family_handle_t *cf[7];
     snprintf(path, sizeof(path), "%s/catalog", dir);
-    rocksdb_t *db = rocksdb_open_column_families(options, path, 5, names, all, cf, &message);
+    rocksdb_t *db = rocksdb_open_column_families(options, path, 7, names, all, cf, &message);
     cr_assert_null(message, "%s", message);
     rocksdb_writeoptions_t *write = rocksdb_writeoptions_create();
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 7; i++) {
         if (strcmp(names[i], family) == 0)
             rocksdb_put_cf(db, write, cf[i], key, key_len, value, len, &message);
         rocksdb_column_family_handle_destroy(cf[i]);
@@ -228,10 +233,10 @@ Test(catalog, another_format_is_refused_with_its_number)
     cs_catalog_t *catalog = open_catalog(false);
     write_rows(catalog);
     cs_catalog_close(catalog);
-    vc_put_le32(format, 2);
+    vc_put_le32(format, 3);
     write_raw("default", "format", 6, format, sizeof(format));
     cr_assert_eq(cs_catalog_open(dir, false, &catalog, &err), VC_ERR_UNSUPPORTED);
-    cr_assert_not_null(strstr(err.msg, "format 2"));
+    cr_assert_not_null(strstr(err.msg, "format 3"));
     cr_assert_eq(cs_catalog_open(dir, true, &catalog, &err), VC_ERR_UNSUPPORTED);
     remove_dir();
 }

@@ -61,7 +61,8 @@ Test(store_space, full_copies_go_before_compressed_ones)
     fx.opts.capacity_bytes = (uint64_t)64 << 20;
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
     cr_assert_eq(fx_register(&fx, 1, 0, 100, FX_COMPRESSED), VC_OK);
-    for (uint32_t seed = 100; stats_of(&fx).evictions < 12; seed++)
+    /* Not for ever: a compressed copy that nobody asked for while the store turned over goes, too. */
+    for (uint32_t seed = 100; stats_of(&fx).full.evicted_objects < 60; seed++)
         cr_assert_eq(fx_register(&fx, seed, 0, 25, FX_FULL), VC_OK);
     cr_assert_eq(stats_of(&fx).compressed.evicted_objects, 0);
     cr_assert_eq(fx_readable(&fx, 1, 100, 1), 100);

@@ -1,0 +1,225 @@
+/*
+ * Pins that last: kept through floods and restarts until somebody says otherwise, and never more than half of the
+ * room. Deletes: gone at once, also for who held a lease, and gone after a restart. Use counts survive a restart.
+ */
+#include "support/vc_test.h"
+
+#include "store_fixture.h"
+
+static cs_store_stats_t stats_of(fx_t *fx)
+{
+    cs_store_stats_t stats;
+    cs_store_get_stats(fx->store, &stats);
+    return stats;
+}
+
+static void start(fx_t *fx)
+{
+    fx_init(fx, 30); /* 124 KiB a record */
+    fx->opts.capacity_bytes = (uint64_t)112 << 20;
+    cr_assert_eq(fx_open(fx, CS_IO_AUTO, NULL), VC_OK);
+}
+
+typedef vc_status_t (*chain_fn)(cs_store_t *, const cs_chain_ref_t *, cs_chain_sum_t *, vc_err_t *);
+
+static vc_status_t by_hashes(fx_t *fx, chain_fn fn, uint32_t seed, uint32_t n, cs_chain_sum_t *sum)
+{
+    vc_digest_t hashes[FX_MAX_BLOCKS];
+    cs_chain_ref_t ref = {.keyspace = fx->ks_id, .hashes = hashes, .n_hashes = n};
+    fx_hashes(fx, seed, n, hashes);
+    return fn(fx->store, &ref, sum, NULL);
+}
+
+static vc_status_t by_tip(fx_t *fx, chain_fn fn, uint32_t seed, uint32_t n, const cs_fidelity_t *fid,
+                          cs_chain_sum_t *sum)
+{
+    vc_digest_t hashes[FX_MAX_BLOCKS];
+    fx_hashes(fx, seed, n, hashes);
+    cs_chain_ref_t ref = {.keyspace = fx->ks_id, .tip = &hashes[n - 1], .fid = fid};
+    return fn(fx->store, &ref, sum, NULL);
+}
+
+static void flood(fx_t *fx, uint32_t base)
+{
+    uint64_t before = stats_of(fx).full.evicted_objects;
+    for (uint32_t seed = base; stats_of(fx).full.evicted_objects < before + 1500; seed++) {
+        cr_assert_lt(seed, base + 1000);
+        cr_assert_eq(fx_register(fx, seed, 0, 8, FX_FULL), VC_OK);
+    }
+}
+
+Test(store_pins, pinned_chains_outlive_floods_and_restarts)
+{
+    fx_t fx;
+    cs_chain_sum_t sum;
+    start(&fx);
+    cr_assert_eq(fx_register(&fx, 1, 0, 10, FX_BOTH), VC_OK);
+    cr_assert_eq(fx_register(&fx, 2, 0, 10, FX_FULL), VC_OK);
+    cr_assert_eq(by_tip(&fx, cs_store_pin_prefix, 1, 10, NULL, &sum), VC_OK);
+    cr_assert_eq(sum.n_objects, 20);
+    cr_assert_eq(stats_of(&fx).kept_objects, 20);
+    cr_assert_eq(stats_of(&fx).kept_bytes, sum.n_bytes);
+    flood(&fx, 1000);
+    cr_assert_eq(fx_readable(&fx, 1, 10, 0), 10);
+    cr_assert_eq(fx_readable(&fx, 1, 10, 1), 10);
+    cr_assert_eq(fx_readable(&fx, 2, 10, 0), 0);
+    cr_assert_eq(fx_reopen(&fx), VC_OK);
+    cr_assert_eq(stats_of(&fx).kept_objects, 20);
+    flood(&fx, 3000);
+    cr_assert_eq(fx_readable(&fx, 1, 10, 0), 10);
+    cr_assert_eq(by_tip(&fx, cs_store_unpin_prefix, 1, 10, NULL, &sum), VC_OK);
+    cr_assert_eq(sum.n_objects, 20);
+    cr_assert_eq(stats_of(&fx).kept_bytes, 0);
+    cr_assert_eq(fx_reopen(&fx), VC_OK);
+    cr_assert_eq(stats_of(&fx).kept_objects, 0);
+    flood(&fx, 5000);
+    cr_assert_eq(fx_readable(&fx, 1, 10, 0), 0);
+    fx_fini(&fx);
+}
+
+Test(store_pins, a_pin_is_of_one_column_where_one_is_named_and_counts_once)
+{
+    fx_t fx;
+    cs_chain_sum_t sum;
+    start(&fx);
+    cr_assert_eq(fx_register(&fx, 1, 0, 6, FX_BOTH), VC_OK);
+    cr_assert_eq(by_tip(&fx, cs_store_pin_prefix, 1, 4, &fx.fids[1], &sum), VC_OK);
+    cr_assert_eq(sum.n_objects, 4);
+    cr_assert_eq(by_hashes(&fx, cs_store_pin_prefix, 1, 6, &sum), VC_OK);
+    cr_assert_eq(sum.n_objects, 12);
+    cr_assert_eq(stats_of(&fx).kept_objects, 12);
+    cr_assert_eq(by_hashes(&fx, cs_store_pin_prefix, 1, 6, &sum), VC_OK);
+    cr_assert_eq(stats_of(&fx).kept_objects, 12);
+    cr_assert_eq(by_tip(&fx, cs_store_pin_prefix, 9, 4, NULL, &sum), VC_ERR_NOT_FOUND);
+    cr_assert_eq(by_hashes(&fx, cs_store_delete, 9, 4, &sum), VC_ERR_NOT_FOUND);
+    cs_chain_ref_t other = {.keyspace = {{1}}};
+    vc_digest_t hashes[6];
+    fx_hashes(&fx, 1, 6, hashes);
+    other.hashes = hashes;
+    other.n_hashes = 6;
+    cr_assert_eq(cs_store_unpin_prefix(fx.store, &other, &sum, NULL), VC_ERR_NOT_FOUND); /* another keyspace */
+    fx_fini(&fx);
+}
+
+Test(store_pins, more_than_half_of_the_room_is_not_pinned)
+{
+    fx_t fx;
+    cs_chain_sum_t sum;
+    vc_err_t err = {0};
+    start(&fx); /* 78 MiB for objects */
+    for (uint32_t seed = 1; seed <= 4; seed++)
+        cr_assert_eq(fx_register(&fx, seed, 0, 100, FX_FULL), VC_OK); /* 12 MiB each */
+    for (uint32_t seed = 1; seed <= 3; seed++)
+        cr_assert_eq(by_tip(&fx, cs_store_pin_prefix, seed, 100, NULL, &sum), VC_OK);
+    vc_digest_t hashes[100];
+    fx_hashes(&fx, 4, 100, hashes);
+    cs_chain_ref_t ref = {.keyspace = fx.ks_id, .tip = &hashes[99]};
+    cr_assert_eq(cs_store_pin_prefix(fx.store, &ref, &sum, &err), VC_ERR_NOSPACE);
+    cr_assert_not_null(strstr(err.msg, "half"));
+    cr_assert_eq(stats_of(&fx).kept_objects, 300);
+    flood(&fx, 1000); /* there is room for writers still */
+    cr_assert_eq(stats_of(&fx).put_rejected, 0);
+    for (uint32_t seed = 1; seed <= 3; seed++)
+        cr_assert_eq(fx_readable(&fx, seed, 100, 0), 100);
+    fx_fini(&fx);
+}
+
+Test(store_pins, what_was_deleted_is_gone_for_leases_and_after_a_restart)
+{
+    fx_t fx;
+    cs_chain_sum_t sum;
+    cs_lookup_result_t r;
+    cs_pin_t pin, running;
+    start(&fx);
+    cr_assert_eq(fx_register(&fx, 1, 0, 10, FX_FULL), VC_OK);
+    cr_assert_eq(fx_register(&fx, 2, 0, 10, FX_FULL), VC_OK);
+    cr_assert_eq(by_tip(&fx, cs_store_pin_prefix, 1, 10, NULL, &sum), VC_OK);
+    cr_assert_eq(fx_lookup(&fx, 1, 10, true, &r), VC_OK);
+    cr_assert_eq(fx_pin(&fx, 1, 0, 0, &running), VC_OK);
+    cr_assert_eq(by_hashes(&fx, cs_store_delete, 1, 10, &sum), VC_OK);
+    cr_assert_eq(sum.n_objects, 10);
+    cr_assert_eq(stats_of(&fx).kept_objects, 0);
+    cr_assert_eq(cs_store_pin_leased(fx.store, cs_store_boot_id(fx.store), r.lease_id, &r.token, 0, 0, &pin),
+                 VC_ERR_NOT_FOUND);
+    cs_buf_t *buf = cs_bufpool_wait(fx.pool, 60000);
+    cr_assert_eq(fx_read_pin(&fx, &running, buf), VC_OK); /* what was being read is read to its end */
+    cs_bufpool_put(fx.pool, buf);
+    cs_store_unpin(fx.store, &running);
+    cr_assert_eq(cs_store_lease_release(fx.store, cs_store_boot_id(fx.store), r.lease_id, &r.token), VC_OK);
+    cr_assert_eq(stats_of(&fx).pinned_bytes, 0);
+    cr_assert_eq(fx_reopen(&fx), VC_OK);
+    cr_assert_eq(fx_readable(&fx, 1, 10, 0), 0);
+    cr_assert_eq(fx_readable(&fx, 2, 10, 0), 10);
+    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    cr_assert_eq(fx_register(&fx, 1, 0, 10, FX_FULL), VC_OK); /* and may come back */
+    cr_assert_eq(fx_readable(&fx, 1, 10, 0), 10);
+    flood(&fx, 1000);
+    fx_fini(&fx);
+}
+
+Test(store_pins, a_damaged_record_loses_its_pin)
+{
+    fx_t fx;
+    cs_chain_sum_t sum;
+    cs_pin_t pin;
+    start(&fx);
+    cr_assert_eq(fx_register(&fx, 1, 0, 3, FX_FULL), VC_OK);
+    cr_assert_eq(by_tip(&fx, cs_store_pin_prefix, 1, 3, NULL, &sum), VC_OK);
+    cr_assert_eq(fx_pin(&fx, 1, 2, 0, &pin), VC_OK);
+    cs_store_unpin(fx.store, &pin);
+    fx_flip_byte(&fx, &pin, 5000);
+    cr_assert_eq(fx_read(&fx, 1, 2, 0), VC_ERR_CORRUPT);
+    cr_assert_eq(stats_of(&fx).kept_objects, 2);
+    cr_assert_eq(fx_register(&fx, 1, 0, 3, FX_FULL), VC_OK);
+    cr_assert_eq(fx_reopen(&fx), VC_OK);
+    cr_assert_eq(stats_of(&fx).kept_objects, 2); /* the new copy was never pinned */
+    cr_assert_eq(fx_readable(&fx, 1, 3, 0), 3);
+    fx_fini(&fx);
+}
+
+Test(store_pins, deletes_orphan_the_blocks_behind_and_those_go_first)
+{
+    fx_t fx;
+    cs_chain_sum_t sum;
+    vc_digest_t hashes[40];
+    start(&fx);
+    for (uint32_t seed = 1; seed <= 12; seed++)
+        cr_assert_eq(fx_register(&fx, seed, 0, 40, FX_FULL), VC_OK);
+    fx_hashes(&fx, 12, 40, hashes);
+    cs_chain_ref_t root = {.keyspace = fx.ks_id, .hashes = hashes, .n_hashes = 1};
+    cr_assert_eq(cs_store_delete(fx.store, &root, &sum, NULL), VC_OK);
+    for (uint32_t seed = 100; stats_of(&fx).full.evicted_objects < 39; seed++)
+        cr_assert_eq(fx_register(&fx, seed, 0, 8, FX_FULL), VC_OK);
+    cs_pin_t pin;
+    for (uint32_t b = 1; b < 40; b++)
+        cr_assert_eq(fx_pin(&fx, 12, b, 0, &pin), VC_ERR_NOT_FOUND, "block %u", b);
+    fx_fini(&fx);
+}
+
+Test(store_pins, use_counts_outlive_a_restart_and_a_lookup_writes_nothing)
+{
+    fx_t fx;
+    cs_lookup_result_t r;
+    start(&fx);
+    for (uint32_t seed = 1; seed <= 60; seed++)
+        cr_assert_eq(fx_register(&fx, seed, 0, 8, FX_FULL), VC_OK);
+    uint64_t batches = stats_of(&fx).commit_batches;
+    for (int i = 0; i < 20; i++) {
+        for (uint32_t seed = 1; seed <= 60; seed += 6) {
+            cr_assert_eq(fx_lookup(&fx, seed, 8, true, &r), VC_OK);
+            cr_assert_eq(cs_store_lease_release(fx.store, cs_store_boot_id(fx.store), r.lease_id, &r.token), VC_OK);
+        }
+    }
+    cr_assert_eq(stats_of(&fx).commit_batches, batches);
+    cr_assert_eq(fx_reopen(&fx), VC_OK);
+    for (uint32_t seed = 100; stats_of(&fx).full.evicted_objects < 380; seed++)
+        cr_assert_eq(fx_register(&fx, seed, 0, 8, FX_FULL), VC_OK);
+    uint32_t used = 0, others = 0;
+    for (uint32_t seed = 1; seed <= 60; seed++) {
+        int n = fx_readable(&fx, seed, 8, 0);
+        cr_assert_geq(n, 0);
+        *(seed % 6 == 1 ? &used : &others) += (uint32_t)n;
+    }
+    cr_assert_eq(used, 80, "%u used and %u other blocks are left", used, others);
+    fx_fini(&fx);
+}
