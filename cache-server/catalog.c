@@ -53,7 +53,7 @@ static vc_status_t take_error(char *message, const char *what, vc_err_t *err)
     return status;
 }
 
-typedef enum { OPEN_WRITE, OPEN_READ, OPEN_OFFLINE } open_mode_t;
+typedef enum { OPEN_WRITE, OPEN_READ, OPEN_READ_SOME, OPEN_OFFLINE } open_mode_t;
 
 /* Small everywhere: the catalog is a few hundred bytes an object, and its files count against the capacity. */
 static rocksdb_options_t *make_options(open_mode_t mode, vc_err_t *err)
@@ -64,8 +64,7 @@ static rocksdb_options_t *make_options(open_mode_t mode, vc_err_t *err)
                                "max_manifest_file_size=1048576;manifest_preallocation_size=65536;"
                                "keep_log_file_num=2;max_log_file_size=262144;max_open_files=64;max_background_jobs=2;"
                                "allow_fallocate=false;paranoid_checks=true;stats_dump_period_sec=0;"
-                               "stats_persist_period_sec=0;max_compaction_bytes=33554432;"
-                               "wal_recovery_mode=kPointInTimeRecovery";
+                               "stats_persist_period_sec=0;max_compaction_bytes=33554432";
     rocksdb_options_t *base = rocksdb_options_create();
     rocksdb_options_t *options = rocksdb_options_create();
     char *message = NULL;
@@ -75,6 +74,11 @@ static rocksdb_options_t *make_options(open_mode_t mode, vc_err_t *err)
         rocksdb_options_destroy(options);
         return NULL;
     }
+    /* A log that ends inside a record is what a kill leaves. Damage further up would cost all rows behind it without a
+     * word: then the catalog is not opened, and made anew by who can; who can only read takes what is before it. */
+    rocksdb_options_set_wal_recovery_mode(options, mode == OPEN_WRITE || mode == OPEN_READ
+                                                       ? rocksdb_tolerate_corrupted_tail_records_recovery
+                                                       : rocksdb_point_in_time_recovery);
     rocksdb_options_set_create_if_missing(options, mode == OPEN_WRITE);
     rocksdb_options_set_create_missing_column_families(options, mode == OPEN_WRITE);
     if (mode == OPEN_OFFLINE) /* its LOG can be made nowhere, so it makes none */
@@ -195,7 +199,16 @@ static vc_status_t catalog_open(const char *data_dir, open_mode_t mode, cs_catal
 
 vc_status_t cs_catalog_open(const char *data_dir, bool readonly, cs_catalog_t **catalog_p, vc_err_t *err)
 {
-    return catalog_open(data_dir, readonly ? OPEN_READ : OPEN_WRITE, catalog_p, err);
+    if (!readonly)
+        return catalog_open(data_dir, OPEN_WRITE, catalog_p, err);
+    vc_err_t why;
+    vc_status_t status = catalog_open(data_dir, OPEN_READ, catalog_p, &why);
+    if (status != VC_ERR_CORRUPT)
+        return status == VC_OK ? VC_OK : vc_err_set(err, status, "%s", why.msg);
+    status = catalog_open(data_dir, OPEN_READ_SOME, catalog_p, err);
+    if (status == VC_OK)
+        vc_log_warn("catalog", "what was committed behind the damage is not served reason=\"%s\"", why.msg);
+    return status;
 }
 
 vc_status_t cs_catalog_open_offline(const char *data_dir, cs_catalog_t **catalog_p, vc_err_t *err)

@@ -83,6 +83,7 @@ static void add_store(stats_t *st, const cs_store_stats_t *s)
     add(st, "tenant_quota_bytes", "", (double)s->tenant_quota_bytes);
     add(st, "quota_rejected", "", (double)s->quota_rejected);
     add(st, "quota_evicted", "", (double)s->quota_evicted);
+    add(st, "rebuilt_objects", "", (double)s->rebuilt_objects);
     add(st, "readonly", "", s->readonly ? 1 : 0);
 }
 

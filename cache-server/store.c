@@ -15,7 +15,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "store_health.h"
 #include "store_int.h"
+#include "store_rebuild.h"
 #include "vc/log.h"
 #include "vc/mem.h"
 
@@ -183,40 +185,6 @@ static vc_status_t check_opts(const cs_store_opts_t *opts, vc_err_t *err)
     return VC_OK;
 }
 
-static bool means_readonly(int errnum)
-{
-    return errnum == EROFS || errnum == EACCES || errnum == EPERM || errnum == ENOSPC;
-}
-
-/* Sets readonly when the directory takes no new file. */
-static vc_status_t lock_dir(cs_store_t *s, vc_err_t *err)
-{
-    char path[4096];
-    if (snprintf(path, sizeof(path), "%s/LOCK", s->data_dir) >= (int)sizeof(path))
-        return vc_err_set(err, VC_ERR_RANGE, "the path of the data directory is too long");
-    int made = mkdir(s->data_dir, 0700) != 0 ? errno : 0;
-    if (made != 0 && made != EEXIST && !(made == EROFS && access(s->data_dir, X_OK) == 0))
-        return vc_err_set(err, vc_status_from_path_errno(made), "cannot make the data directory %s: %s", s->data_dir,
-                          strerror(made));
-    s->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (s->lock_fd < 0 && means_readonly(errno)) {
-        int why = errno;
-        s->readonly = true;
-        s->lock_fd = open(path, O_RDONLY | O_CLOEXEC);
-        if (s->lock_fd < 0)
-            return vc_err_set(err, vc_status_from_errno(why),
-                              "the data directory %s is not writable and holds no store: %s", s->data_dir,
-                              strerror(why));
-        vc_log_warn("store", "data directory is not writable, serving read-only dir=%s reason=\"%s\"", s->data_dir,
-                    strerror(why));
-    }
-    if (s->lock_fd < 0)
-        return vc_err_set(err, vc_status_from_path_errno(errno), "cannot open %s: %s", path, strerror(errno));
-    if (flock(s->lock_fd, LOCK_EX | LOCK_NB) != 0)
-        return vc_err_set(err, VC_ERR_BUSY, "another process holds the data directory %s", s->data_dir);
-    return VC_OK;
-}
-
 /* Segments are a share of the capacity: of one that the disk can never hold, not even one might fit. */
 static void cap_at_disk(cs_store_t *s)
 {
@@ -245,33 +213,10 @@ static void check_disk(cs_store_t *s)
     s->readonly = true;
 }
 
-/* New directories are durable only when the ones that name them are synced: before the first record is. */
-static vc_status_t sync_directory(const char *path, vc_err_t *err)
-{
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int errnum = fd < 0 || fsync(fd) != 0 ? errno : 0;
-    if (fd >= 0)
-        close(fd);
-    /* Some file systems sync no directories, and a mount point may lie in a read-only one: nothing of ours is in there.
-     */
-    if (errnum == 0 || errnum == EINVAL || errnum == EROFS)
-        return VC_OK;
-    return vc_err_set(err, vc_status_from_errno(errnum), "cannot sync the directory %s: %s", path, strerror(errnum));
-}
-
-static vc_status_t sync_directories(const cs_store_t *s, vc_err_t *err)
-{
-    char above[4096 + 4];
-    snprintf(above, sizeof(above), "%.4095s/..", s->data_dir);
-    vc_status_t status = sync_directory(s->data_dir, err);
-    if (status == VC_OK &&
-        access(above, R_OK) == 0) /* whoever made a directory that we may not read has to see to it */
-        status = sync_directory(above, err);
-    return status;
-}
-
 static vc_status_t open_files(cs_store_t *s, vc_err_t *err)
 {
+    if (!s->readonly && cs_rebuild_is_needed(s->data_dir)) /* RocksDB would begin with an empty one */
+        return vc_err_set(err, VC_ERR_CORRUPT, "there are segments and no catalog");
     vc_status_t status = cs_catalog_open(s->data_dir, s->readonly, &s->catalog, err);
     if (!s->readonly && (status == VC_ERR_NOSPACE || status == VC_ERR_READONLY)) {
         vc_log_warn("store", "catalog opens read-only reason=\"%s\"", err ? err->msg : vc_status_name(status));
@@ -283,7 +228,7 @@ static vc_status_t open_files(cs_store_t *s, vc_err_t *err)
     if (status != VC_OK)
         return s->readonly ? vc_err_prefix(err, "%s is read-only or full and cannot be served", s->data_dir) : status;
     status = cs_segdir_open(s->data_dir, s->readonly, &s->segdir, err);
-    return status == VC_OK && !s->readonly ? sync_directories(s, err) : status;
+    return status == VC_OK && !s->readonly ? cs_dir_sync(s, err) : status;
 }
 
 /* The new generation is durable before anything is answered. */
@@ -304,7 +249,9 @@ static vc_status_t make_room_at_start(cs_store_t *s, vc_err_t *err)
     s->catalog_bytes = cs_catalog_disk_bytes(s->data_dir);
     if (s->readonly)
         return VC_OK;
+    cs_rebuild_clean(s->data_dir);
     if (!s->no_space) {
+        cs_keyspaces_save(s);
         cs_space_shrink(s);
         vc_status_t status = cs_ballast_make(s, err);
         if (status == VC_ERR_NOSPACE) {
@@ -399,7 +346,7 @@ static vc_status_t open_steps(cs_store_t *s, vc_err_t *err)
             return status;
         s->opts.ram = s->own_ram;
     }
-    if ((status = lock_dir(s, err)) != VC_OK)
+    if ((status = cs_dir_lock(s, err)) != VC_OK)
         return status;
     if ((status = cs_catalog_check_format(s->data_dir, err)) != VC_OK)
         return status;
@@ -412,6 +359,44 @@ static vc_status_t open_steps(cs_store_t *s, vc_err_t *err)
     return start_threads(s, err);
 }
 
+static cs_store_t *new_store(const cs_store_opts_t *opts, int lock_fd)
+{
+    cs_store_t *s = sodium_init() >= 0 ? vc_calloc(1, sizeof(*s)) : NULL;
+    if (!s)
+        return NULL;
+    s->opts = *opts;
+    s->lock_fd = lock_fd;
+    cs_steady_init(&s->steady, opts->clock);
+    s->opts.clock = &s->steady.clock;
+    s->data_dir = vc_strdup(opts->data_dir);
+    init_sync(s);
+    return s;
+}
+
+/* The catalog cannot be used: once more, with a new one. The lock is never let go of. */
+static vc_status_t open_rebuilt(const cs_store_opts_t *opts, cs_store_t **store_p, vc_err_t *err)
+{
+    char why[sizeof(err->msg)];
+    cs_rebuild_report_t report;
+    cs_store_t *s = *store_p;
+    int lock_fd = fcntl(s->lock_fd, F_DUPFD_CLOEXEC, 0);
+    memcpy(why, err->msg, sizeof(why));
+    s->is_degraded = true; /* nothing more is written to the old one */
+    cs_store_close(s);
+    *store_p = NULL;
+    if (lock_fd < 0)
+        return vc_err_set(err, VC_ERR_CORRUPT, "%s", why);
+    vc_status_t status = cs_store_rebuild(opts->data_dir, why, &report, err);
+    if (status == VC_OK && !(*store_p = s = new_store(opts, lock_fd)))
+        status = vc_err_set(err, VC_ERR_NOMEM, "no memory for the store");
+    if (status != VC_OK) {
+        close(lock_fd);
+        return status;
+    }
+    s->stats.rebuilt_objects = report.objects;
+    return open_steps(s, err);
+}
+
 vc_status_t cs_store_open(const cs_store_opts_t *opts, cs_store_t **store_p, vc_err_t *err)
 {
     vc_err_t local;
@@ -420,17 +405,13 @@ vc_status_t cs_store_open(const cs_store_opts_t *opts, cs_store_t **store_p, vc_
     vc_status_t status = check_opts(opts, err);
     if (status != VC_OK)
         return status;
-    cs_store_t *s = sodium_init() >= 0 ? vc_calloc(1, sizeof(*s)) : NULL;
+    cs_store_t *s = new_store(opts, -1);
     if (!s)
         return vc_err_set(err, VC_ERR_NOMEM, "no memory for the store");
-    s->opts = *opts;
-    s->lock_fd = -1;
-    cs_steady_init(&s->steady, opts->clock);
-    s->opts.clock = &s->steady.clock;
-    s->data_dir = vc_strdup(opts->data_dir);
-    init_sync(s);
     status = open_steps(s, err);
-    if (status != VC_OK) {
+    if (status == VC_ERR_CORRUPT && !s->readonly)
+        status = open_rebuilt(opts, &s, err);
+    if (status != VC_OK || !s) {
         cs_store_close(s);
         return status;
     }

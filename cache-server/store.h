@@ -208,7 +208,8 @@ typedef struct cs_store_stats {
     uint64_t leases_open, leases_expired, stale_leases, pinned_bytes;
     uint64_t capacity_bytes, used_bytes, n_segments;
     uint64_t put_rejected, evictions;
-    uint64_t evicted_bytes;                             /* evictions: segments that were emptied or compacted */
+    uint64_t rebuilt_objects; /* found in the segments by a start that had to make the catalog anew */
+    uint64_t evicted_bytes;   /* evictions: segments that were emptied or compacted */
     uint64_t compactions, moved_bytes, segment_written; /* segment_written: puts and moves */
     double write_amplification;                         /* segment_written / bytes put; 0 before the first put */
     uint64_t dead_bytes;                                /* in segments, of objects that are gone */

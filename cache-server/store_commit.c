@@ -313,6 +313,7 @@ static void commit_batch(cs_store_t *s, cs_upload_t *commits)
         return;
     }
     sync_touched(s, &touched);
+    cs_keyspaces_save(s);
     cs_lock(s);
     cs_drops_stage(s, &n_drops, &n_dead); /* first: a later row of the same key must win */
     for (cs_upload_t *upload = commits; upload; upload = upload->next)

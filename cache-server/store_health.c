@@ -11,6 +11,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -18,6 +20,70 @@
 #include "fault_file.h"
 #include "store_int.h"
 #include "vc/log.h"
+
+/* ---- at the start ---- */
+
+static bool means_readonly(int errnum)
+{
+    return errnum == EROFS || errnum == EACCES || errnum == EPERM || errnum == ENOSPC;
+}
+
+vc_status_t cs_dir_lock(cs_store_t *s, vc_err_t *err)
+{
+    char path[4096];
+    if (snprintf(path, sizeof(path), "%s/LOCK", s->data_dir) >= (int)sizeof(path))
+        return vc_err_set(err, VC_ERR_RANGE, "the path of the data directory is too long");
+    int made = mkdir(s->data_dir, 0700) != 0 ? errno : 0;
+    if (made != 0 && made != EEXIST && !(made == EROFS && access(s->data_dir, X_OK) == 0))
+        return vc_err_set(err, vc_status_from_path_errno(made), "cannot make the data directory %s: %s", s->data_dir,
+                          strerror(made));
+    if (s->lock_fd >= 0) /* held already */
+        return VC_OK;
+    s->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (s->lock_fd < 0 && means_readonly(errno)) {
+        int why = errno;
+        s->readonly = true;
+        s->lock_fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (s->lock_fd < 0)
+            return vc_err_set(err, vc_status_from_errno(why),
+                              "the data directory %s is not writable and holds no store: %s", s->data_dir,
+                              strerror(why));
+        vc_log_warn("store", "data directory is not writable, serving read-only dir=%s reason=\"%s\"", s->data_dir,
+                    strerror(why));
+    }
+    if (s->lock_fd < 0)
+        return vc_err_set(err, vc_status_from_path_errno(errno), "cannot open %s: %s", path, strerror(errno));
+    if (flock(s->lock_fd, LOCK_EX | LOCK_NB) != 0)
+        return vc_err_set(err, VC_ERR_BUSY, "another process holds the data directory %s", s->data_dir);
+    return VC_OK;
+}
+
+/* New directories are durable only when the ones that name them are synced: before the first record is. */
+static vc_status_t sync_directory(const char *path, vc_err_t *err)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int errnum = fd < 0 || fsync(fd) != 0 ? errno : 0;
+    if (fd >= 0)
+        close(fd);
+    /* Some file systems sync no directories, and a mount point may lie in a read-only one: nothing of ours is in there.
+     */
+    if (errnum == 0 || errnum == EINVAL || errnum == EROFS)
+        return VC_OK;
+    return vc_err_set(err, vc_status_from_errno(errnum), "cannot sync the directory %s: %s", path, strerror(errnum));
+}
+
+vc_status_t cs_dir_sync(const cs_store_t *s, vc_err_t *err)
+{
+    char above[4096 + 4];
+    snprintf(above, sizeof(above), "%.4095s/..", s->data_dir);
+    vc_status_t status = sync_directory(s->data_dir, err);
+    if (status == VC_OK &&
+        access(above, R_OK) == 0) /* whoever made a directory that we may not read has to see to it */
+        status = sync_directory(above, err);
+    return status;
+}
+
+/* ---- while it runs ---- */
 
 static bool is_same(const char *data_dir, const char *name, int fd)
 {

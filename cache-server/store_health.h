@@ -8,6 +8,11 @@
 
 #include "store.h"
 
+/* Makes the directory where it is missing and takes its lock, unless lock_fd holds it already. Sets readonly when the
+ * directory takes no new file. BUSY: another process has it. */
+vc_status_t cs_dir_lock(cs_store_t *s, vc_err_t *err);
+vc_status_t cs_dir_sync(const cs_store_t *s, vc_err_t *err);
+
 /* Commit thread, unlocked. OK; READONLY: writes are refused now (gone, replaced, or a file system that is read-only or
  * was full at the start). Comes back to OK by itself. */
 vc_status_t cs_health_check(cs_store_t *s);

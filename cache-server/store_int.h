@@ -12,6 +12,7 @@
  *   store_scrub.c    the background re-read
  *   store_upload.c   begin, put, abort, expiry
  *   store_health.c   is the data directory ours and writable; the way back from read-only
+ *   store_keyspaces.c  the keyspace file
  *   store_commit.c   the commit thread: group commit, catalog deletes
  *   store_space.c    budget, ballast, low-water mark
  *   store_room.c     the space thread: free segments ahead of need, puts that wait
@@ -53,6 +54,7 @@ typedef struct cs_keyspace_slot {
     vc_keyspace_t ks;
     uint32_t objects, uploads; /* 0 and 0: the slot may be reused */
     bool is_used, is_stored;   /* stored: the catalog has it */
+    bool is_saved;             /* the keyspace file has it */
     bool has_old;              /* the row of the slot's former keyspace is still there */
     vc_digest_t old_id;
 } cs_keyspace_slot_t;
@@ -349,6 +351,10 @@ void cs_uploads_expire(cs_store_t *s, uint64_t now_us);
 /* Takes an extent for a waiting op. AGAIN: no room now. */
 vc_status_t cs_put_allocate(cs_store_t *s, cs_op_t *op);
 void cs_put_undo(cs_store_t *s, cs_op_t *op); /* gives the extent back, the object is missing again */
+
+/* ---- store_keyspaces.c ---- */
+/* Writes the keyspace file where it lacks one. Commit thread or open; takes the lock. A failure is logged only. */
+void cs_keyspaces_save(cs_store_t *s);
 
 /* ---- store_commit.c ---- */
 void *cs_commit_main(void *arg);

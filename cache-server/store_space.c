@@ -19,7 +19,7 @@
 #include "vc/log.h"
 #include "vc/mem.h"
 
-#define SMALL_FILES_BYTES ((uint64_t)256 << 10) /* directories, lock file */
+#define SMALL_FILES_BYTES ((uint64_t)768 << 10) /* directories, lock file, keyspace file and its next version */
 
 uint64_t cs_smallest_capacity(const cs_store_opts_t *opts)
 {

@@ -118,7 +118,7 @@ static void walk(verify_t *v, const char *folder, bool (*ours)(const char *name)
 
 static bool is_top_name(const char *name)
 {
-    static const char *const names[] = {"LOCK", "ballast", "catalog", "segments"};
+    static const char *const names[] = {"LOCK", "ballast", "catalog", "segments", "keyspaces"};
     for (size_t i = 0; i < VC_ARRAY_LEN(names); i++) {
         if (strcmp(name, names[i]) == 0)
             return true;
