@@ -59,6 +59,7 @@ static const command_t commands[] = {
     {"delete", "TIP", "removes a prefix, pinned or not", ctl_delete, 1},
     {"drain", "", "takes the server out of use (--wait, --query, --resume)", ctl_drain, 0},
     {"scrub", "", "reads every record again in the background (--wait, --query, --stop)", ctl_scrub, 0},
+    {"replay", "", "plays a trace against the server, or through the policy alone", ctl_replay, 0},
 };
 
 static void usage(const vc_opt_t *table, FILE *out)
@@ -162,6 +163,13 @@ int ctl_run(int argc, char **argv, char **environ_list, FILE *out, FILE *err)
         {"resume", VC_OPT_BOOL, &c.resume, "false", 0, 0, NULL, "drain: back into use"},
         {"stop", VC_OPT_BOOL, &c.stop, "false", 0, 0, NULL, "scrub: end the running pass"},
         {"rate", VC_OPT_BYTES, &c.rate_bytes, "0", 0, 1e12, NULL, "scrub: bytes per second; 0 = as the server has it"},
+        {"trace", VC_OPT_STRING, &c.trace, "", 0, 0, NULL, "replay: the file"},
+        {"capacity-blocks", VC_OPT_U64, &c.capacity_blocks, "0", 0, 100000000, NULL,
+         "replay: size of a cache to simulate, without a server; 0 = play against the server"},
+        {"policy", VC_OPT_ENUM, &c.policy, "ours", 0, 0, "ours|lru|fifo|lfu|s3fifo|oracle",
+         "replay --capacity-blocks: what decides who goes"},
+        {"block-bytes", VC_OPT_BYTES, &c.block_bytes, "8KiB", 8192, 4194304, NULL,
+         "replay: size of a record that stands for a block"},
         {NULL, VC_OPT_BOOL, NULL, NULL, 0, 0, NULL, NULL},
     };
     char *own_env[] = {own_variable(environ_list), NULL};

@@ -1,5 +1,5 @@
 /* What the files of vericachectl share: ctl.c (arguments, table of commands), ctl_show.c (what is asked), ctl_act.c
- * (what is done). */
+ * (what is done), ctl_replay.c (traces). */
 #ifndef CS_CTL_INT_H
 #define CS_CTL_INT_H
 
@@ -10,10 +10,10 @@
 #include "vericache/vericache.h"
 
 typedef struct ctl {
-    const char *server, *fidelity, *keyspace;
+    const char *server, *fidelity, *keyspace, *trace;
     bool json, watch, wait, query, resume, stop;
-    int by;
-    uint64_t limit, timeout_ms, interval_ms, count, wait_ms, rate_bytes;
+    int by, policy;
+    uint64_t limit, timeout_ms, interval_ms, count, wait_ms, rate_bytes, capacity_blocks, block_bytes;
     const vc_config_t *config; /* its arguments: the command, then what the command takes */
     FILE *out;
     vcache_client_t *client; /* NULL for a command that asks no server */
@@ -39,5 +39,7 @@ vcache_status_t ctl_delete(ctl_t *c);
 vcache_status_t ctl_drain(ctl_t *c);
 vcache_status_t ctl_leases(ctl_t *c);
 vcache_status_t ctl_scrub(ctl_t *c);
+/* ctl_replay.c */
+vcache_status_t ctl_replay(ctl_t *c);
 
 #endif
