@@ -272,7 +272,7 @@ Test(store_storm, looked_up_and_never_fetched_is_evictable_once_the_lease_is_ove
     cs_lookup_result_t found;
     open_storm(&st, 80, 0);
     cr_assert_eq(fx_register(&st.fx, 1, 0, BLOCKS, FX_FULL), VC_OK);
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 2; i++) {
         cr_assert_eq(fx_lookup(&st.fx, 1, BLOCKS, true, &found), VC_OK);
         cr_assert_eq(found.n_blocks[0], BLOCKS);
         vc_fake_clock_advance(&st.fx.clock, (uint64_t)st.fx.opts.lease_ms * 1000);
@@ -318,26 +318,28 @@ static uint32_t count_right(storm_t *st, uint32_t seed)
     return n;
 }
 
-/* Stored, evicted, stored again: each time it is either there and right, or known to be missing. */
+/* Stored, evicted, stored again: each time it is either there and right, or known to be missing. What comes back often
+ * may be worth keeping; the first time around it is not. */
 Test(store_storm, an_object_stored_and_evicted_in_a_loop_is_right_each_time)
 {
     static storm_t st;
-    uint32_t seed = 10;
+    uint32_t seed = 10, n_evicted = 0;
     open_storm(&st, 80, 0);
-    for (int round = 0; round < 8; round++) {
+    for (int round = 0; round < 5; round++) {
         cs_upload_info_t info;
         uint8_t missing[2 * FX_MAX_BLOCKS];
+        uint32_t there = count_right(&st, 1);
         cr_assert_eq(fx_begin(&st.fx, 1, 0, BLOCKS, FX_FULL, &info, missing), VC_OK);
-        cr_assert_eq(info.n_missing, BLOCKS);
+        cr_assert_eq(info.n_missing, BLOCKS - there);
         cr_assert_eq(fx_put_missing(&st.fx, &info, 1, 0, BLOCKS, FX_FULL, missing), VC_OK);
-        cr_assert_eq(count_right(&st, 1), 0); /* no hit before the commit */
+        cr_assert_eq(count_right(&st, 1), there); /* no hit before the commit */
         cr_assert_eq(fx_commit(&st.fx, &info), VC_OK);
         cr_assert_eq(count_right(&st, 1), BLOCKS);
-        vc_fake_clock_advance(&st.fx.clock, (uint64_t)1000 * 3600 * 1000000);
-        for (uint32_t last = seed + 2000; count_right(&st, 1) > 0 && seed < last; seed++)
+        for (uint32_t last = seed + 150; seed < last; seed++)
             cr_assert_eq(fx_register(&st.fx, seed, 0, BLOCKS, FX_FULL), VC_OK);
-        cr_assert_eq(count_right(&st, 1), 0);
+        n_evicted += BLOCKS - count_right(&st, 1);
     }
+    cr_assert_geq(n_evicted, BLOCKS);
     cr_assert_eq(stats_of(&st).corrupt_disk, 0);
     fx_fini(&st.fx);
 }
