@@ -288,6 +288,8 @@ void cs_service_opts_default(cs_service_opts_t *opts)
                                 .clock = vc_clock_system()};
 }
 
+#define RECLAIM_MS 5000u /* 1 MiB frames at 1.7 Mbit/s: what is slower is as good as stalled when others wait */
+
 #define CACHE "/vericache.v1.Cache/"
 static vc_status_t start_rpc(cs_service_t *s, vc_err_t *err)
 {
@@ -320,6 +322,7 @@ static vc_status_t start_rpc(cs_service_t *s, vc_err_t *err)
     o.arg = s;
     o.n_unary_threads = s->o.n_control;
     o.stall_ms = s->o.idle_ms;
+    o.reclaim_ms = VC_MIN(RECLAIM_MS, s->o.idle_ms);
     return vc_rpc_server_start(&o, &s->rpc, err);
 }
 

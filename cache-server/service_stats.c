@@ -127,6 +127,7 @@ static void add_service(stats_t *st, cs_service_t *s)
     add(st, "rpc_calls", "", rpc.calls);
     add(st, "rpc_calls_total", "", (double)rpc.total);
     add(st, "rpc_refused", "", (double)rpc.refused);
+    add(st, "rpc_reclaimed", "", (double)rpc.reclaimed);
     add(st, "rpc_stalled", "", (double)rpc.stalled);
     add(st, "rpc_lookups", "", load(&s->n.lookups));
     add(st, "rpc_registers", "", load(&s->n.registers));

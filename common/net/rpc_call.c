@@ -37,6 +37,19 @@ const char *vc_rpc_call_peer(vc_rpc_call_t *c)
     return c->peer != NULL ? c->peer : "unknown";
 }
 
+static void peer_wait_begin(vc_rpc_call_t *c)
+{
+    atomic_store_explicit(&c->waits_since_ms, vc_rpc_now_ms(), memory_order_relaxed);
+}
+
+static void peer_wait_end(vc_rpc_call_t *c) { atomic_store_explicit(&c->waits_since_ms, 0, memory_order_relaxed); }
+
+/* TIMEOUT where it was we who ended the call, because its peer stalled while others waited. */
+static vc_status_t gone(const vc_rpc_call_t *c)
+{
+    return atomic_load_explicit(&c->is_reclaimed, memory_order_relaxed) ? VC_ERR_TIMEOUT : VC_ERR_CANCELLED;
+}
+
 vc_status_t vc_rpc_call_recv(vc_rpc_call_t *c, uint32_t timeout_ms, vc_bytes_t *msg_p)
 {
     if (!c->recv_pending) {
@@ -45,14 +58,17 @@ vc_status_t vc_rpc_call_recv(vc_rpc_call_t *c, uint32_t timeout_ms, vc_bytes_t *
             return VC_ERR_CANCELLED;
         c->recv_pending = true;
     }
+    if (timeout_ms != VC_RPC_NO_WAIT)
+        peer_wait_begin(c);
     vc_rpc_batch_t got = vc_rpc_pluck(c->cq, &c->tag_recv, vc_rpc_deadline(timeout_ms));
+    peer_wait_end(c);
     if (got == VC_RPC_BATCH_PENDING)
         return VC_ERR_AGAIN;
     c->recv_pending = false;
     if (got == VC_RPC_BATCH_FAILED)
-        return VC_ERR_CANCELLED;
+        return gone(c);
     if (c->recv_buf == NULL)
-        return vc_rpc_call_is_cancelled(c) ? VC_ERR_CANCELLED : VC_ERR_NOT_FOUND;
+        return vc_rpc_call_is_cancelled(c) ? gone(c) : VC_ERR_NOT_FOUND;
     vc_status_t status = vc_rpc_buffer_read(c->recv_buf, msg_p);
     grpc_byte_buffer_destroy(c->recv_buf);
     c->recv_buf = NULL;
@@ -62,7 +78,9 @@ vc_status_t vc_rpc_call_recv(vc_rpc_call_t *c, uint32_t timeout_ms, vc_bytes_t *
 /* Waits for a send batch; past the stall limit the call is cancelled, which completes the batch. */
 static vc_rpc_batch_t wait_sent(vc_rpc_call_t *c, void *tag, bool *stalled_p)
 {
+    peer_wait_begin(c);
     vc_rpc_batch_t got = vc_rpc_pluck(c->cq, tag, vc_rpc_deadline(c->stall_ms));
+    peer_wait_end(c);
     *stalled_p = got == VC_RPC_BATCH_PENDING;
     if (*stalled_p) {
         grpc_call_cancel(c->call, NULL);
@@ -89,8 +107,8 @@ vc_status_t vc_rpc_call_send(vc_rpc_call_t *c, const vc_rpc_msg_t *msg)
         c->sent_initial = true;
         if (wait_sent(c, &c->tag_send, &stalled) == VC_RPC_BATCH_OK)
             status = VC_OK;
-        else if (stalled)
-            status = VC_ERR_TIMEOUT;
+        else
+            status = stalled ? VC_ERR_TIMEOUT : gone(c);
     }
     grpc_byte_buffer_destroy(buffer);
     return status;

@@ -6,9 +6,14 @@
  */
 #include <grpc/byte_buffer.h>
 #include <grpc/byte_buffer_reader.h>
+#include <grpc/grpc_posix.h>
+#include <grpc/grpc_security.h>
 #include <grpc/support/log.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "rpc_int.h"
 #include "vc/log.h"
@@ -22,8 +27,28 @@ void vc_rpc_init(void)
     grpc_init();
 }
 
+/* After writes that had to wait for their socket a poller of gRPC's own may sleep for up to ten seconds, and the
+ * library's end waits for it. A new descriptor among those that it polls wakes it, and it finds that nobody needs it
+ * any more. */
+static void wake_poller(void)
+{
+    int fds[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) != 0)
+        return;
+    grpc_channel_credentials *creds = grpc_insecure_credentials_create();
+    grpc_channel *channel = grpc_channel_create_from_fd("wake", fds[0], creds, NULL); /* owns fds[0] */
+    grpc_channel_credentials_release(creds);
+    if (channel != NULL)
+        grpc_channel_destroy(channel);
+    close(fds[1]);
+}
+
 /* Blocking: after the last fini no gRPC thread runs, so that a leak check or an unload sees a quiet process. */
-void vc_rpc_fini(void) { grpc_shutdown_blocking(); }
+void vc_rpc_fini(void)
+{
+    wake_poller();
+    grpc_shutdown_blocking();
+}
 
 void vc_bytes_free(vc_bytes_t *bytes)
 {
@@ -41,6 +66,13 @@ gpr_timespec vc_rpc_deadline(uint32_t ms)
     if (ms == VC_RPC_NO_WAIT)
         return gpr_now(GPR_CLOCK_MONOTONIC);
     return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(ms, GPR_TIMESPAN));
+}
+
+uint64_t vc_rpc_now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000 + 1;
 }
 
 /* ---- messages ---- */

@@ -6,6 +6,7 @@
 #include <grpc/support/alloc.h>
 #include <grpc/support/time.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "vc/rpc.h"
 
@@ -18,6 +19,8 @@
 
 /* Milliseconds from now on gRPC's monotonic clock; 0 = for ever. */
 gpr_timespec vc_rpc_deadline(uint32_t ms);
+
+uint64_t vc_rpc_now_ms(void); /* monotonic, coarse; never 0 */
 
 /* Head copied, body borrowed. On failure (NULL) the body has been released. */
 grpc_byte_buffer *vc_rpc_buffer_make(const vc_rpc_msg_t *msg);
@@ -54,6 +57,10 @@ struct vc_rpc_call {
     struct vc_rpc_later *request; /* of a unary call */
     bool is_deferred;
     bool streaming, sent_initial, recv_pending;
+    /* Streaming. Since when the handler waits for the peer, 0: it does not. Relaxed, like the flag: the slot that reads
+     * them holds the server's lock and may be a moment late. */
+    _Atomic uint64_t waits_since_ms;
+    _Atomic bool is_reclaimed; /* ended to make room for another call */
     grpc_byte_buffer *recv_buf;
     pthread_mutex_t close_lock; /* guards close_done and the pluck of its tag: a reader and a writer may both ask */
     bool close_done;

@@ -1,8 +1,8 @@
 /*
  * The server: one table of methods, a few control threads, one thread per streaming slot.
  *
- * Unary calls are in rpc_unary.c. Every streaming slot owns a queue and serves one call after the other. Methods that
- * are not in the table are answered UNIMPLEMENTED by the control threads.
+ * Unary calls are in rpc_unary.c, streaming slots in rpc_slots.c. Methods that are not in the table are answered
+ * UNIMPLEMENTED by the control threads.
  *
  * Memory is bounded by what the peers can make gRPC hold: streams per connection, one window per stream, and over all
  * connections a quota, beyond which gRPC ends idle connections and then streams.
@@ -35,44 +35,6 @@ void vc_rpc_server_opts_default(vc_rpc_server_opts_t *opts)
                                    .idle_connection_ms = 3600000};
 }
 
-/* ---- streaming slots ---- */
-
-static void slot_serve(vc_rpc_slot_t *slot, grpc_call *call)
-{
-    vc_rpc_call_t c = {.call = call,
-                       .cq = slot->cq,
-                       .streaming = true,
-                       .max_message_bytes = slot->server->max_message_bytes,
-                       .stall_ms = slot->server->stall_ms};
-    vc_err_t err = {0};
-    vc_status_t status = vc_rpc_call_begin(&c);
-    if (status == VC_OK)
-        status = slot->method->m.stream(slot->server->arg, &c, &err);
-    vc_rpc_call_end(&c, status, &err);
-}
-
-static void *slot_main(void *arg)
-{
-    vc_rpc_slot_t *slot = arg;
-    vc_rpc_server_t *s = slot->server;
-    while (!atomic_load_explicit(&s->stopping, memory_order_relaxed)) {
-        grpc_call *call = NULL;
-        grpc_metadata_array metadata;
-        gpr_timespec deadline;
-        grpc_metadata_array_init(&metadata);
-        bool taken =
-            grpc_server_request_registered_call(s->server, slot->method->registered, &call, &deadline, &metadata, NULL,
-                                                slot->cq, slot->idle_cq, slot) == GRPC_CALL_OK &&
-            vc_rpc_pluck(slot->idle_cq, slot, gpr_inf_future(GPR_CLOCK_MONOTONIC)) == VC_RPC_BATCH_OK;
-        if (taken)
-            slot_serve(slot, call);
-        grpc_metadata_array_destroy(&metadata);
-        if (!taken)
-            break; /* only shutdown fails a request */
-    }
-    return NULL;
-}
-
 /* ---- start ---- */
 
 static vc_status_t methods_copy(vc_rpc_server_t *s, const vc_rpc_server_opts_t *opts, vc_err_t *err)
@@ -89,8 +51,11 @@ static vc_status_t methods_copy(vc_rpc_server_t *s, const vc_rpc_server_opts_t *
         if (m->name == NULL)
             return vc_err_set(err, VC_ERR_NOMEM, "out of memory");
         s->n_methods = i + 1;
-        if (m->m.stream != NULL)
-            s->n_slots += m->m.slots != 0 ? m->m.slots : 1;
+        if (m->m.stream != NULL) {
+            m->n_serve = m->m.slots != 0 ? m->m.slots : 1;
+            m->n_slots = m->n_serve + (s->reclaim_ms != 0); /* one to wait, and to look for a stream to end */
+            s->n_slots += m->n_slots;
+        }
     }
     s->n_control = opts->n_unary_threads != 0 ? opts->n_unary_threads : 1;
     s->control = vc_calloc(s->n_control, sizeof(*s->control));
@@ -141,8 +106,7 @@ static void register_methods(vc_rpc_server_t *s)
         m->registered = grpc_server_register_method(
             s->server, m->name, NULL,
             m->m.unary != NULL ? GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER : GRPC_SRM_PAYLOAD_NONE, 0);
-        uint32_t n = m->m.stream == NULL ? 0 : m->m.slots != 0 ? m->m.slots : 1;
-        for (uint32_t k = 0; k < n; k++, slot++) {
+        for (uint32_t k = 0; k < m->n_slots; k++, slot++) {
             s->slots[slot] = (vc_rpc_slot_t){.server = s, .method = m};
             s->slots[slot].cq = grpc_completion_queue_create_for_pluck(NULL);
             grpc_server_register_completion_queue(s->server, s->slots[slot].cq, NULL);
@@ -198,7 +162,7 @@ static vc_status_t start_threads(vc_rpc_server_t *s, vc_err_t *err)
         pthread_setname_np(s->control[i], "rpc-control");
     }
     for (uint32_t i = 0; i < s->n_slots; i++) {
-        if (pthread_create(&s->slots[i].thread, NULL, slot_main, &s->slots[i]) != 0)
+        if (pthread_create(&s->slots[i].thread, NULL, vc_rpc_slot_main, &s->slots[i]) != 0)
             return vc_err_set(err, VC_ERR_NOMEM, "cannot start a thread for %s", s->slots[i].method->name);
         s->slots[i].running = true;
         pthread_setname_np(s->slots[i].thread, "rpc-stream");
@@ -219,6 +183,16 @@ static vc_status_t server_check(const vc_rpc_server_opts_t *opts, vc_err_t *err)
     return VC_OK;
 }
 
+static void init_conds(vc_rpc_server_t *s)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->undeferred, NULL);
+    pthread_cond_init(&s->slot_freed, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
 vc_status_t vc_rpc_server_start(const vc_rpc_server_opts_t *opts, vc_rpc_server_t **server_p, vc_err_t *err)
 {
     vc_status_t status = server_check(opts, err);
@@ -232,9 +206,10 @@ vc_status_t vc_rpc_server_start(const vc_rpc_server_opts_t *opts, vc_rpc_server_
     s->max_message_bytes = opts->max_message_bytes != 0 ? opts->max_message_bytes : VC_RPC_MAX_MESSAGE;
     s->stall_ms = opts->stall_ms != 0 ? opts->stall_ms : 30000;
     s->dead_peer_ms = opts->dead_peer_ms != 0 ? opts->dead_peer_ms : 10000;
+    s->reclaim_ms = opts->reclaim_ms;
     s->max_calls = opts->max_calls != 0 ? opts->max_calls : 4096;
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->undeferred, NULL);
+    init_conds(s);
     status = methods_copy(s, opts, err);
     if (status == VC_OK) {
         s->server = create_core_server(s, opts);
@@ -264,6 +239,7 @@ void vc_rpc_server_get_stats(const vc_rpc_server_t *server, vc_rpc_server_stats_
     stats_p->calls = atomic_load_explicit(&server->calls, memory_order_relaxed);
     stats_p->total = atomic_load_explicit(&server->total, memory_order_relaxed);
     stats_p->refused = atomic_load_explicit(&server->refused, memory_order_relaxed);
+    stats_p->reclaimed = atomic_load_explicit(&server->reclaimed, memory_order_relaxed);
     stats_p->stalled = atomic_load_explicit(&server->stalled, memory_order_relaxed);
 }
 
@@ -309,6 +285,7 @@ void vc_rpc_server_stop(vc_rpc_server_t *s, uint32_t grace_ms)
     vc_free(s->methods);
     vc_free(s->slots);
     vc_free(s->control);
+    pthread_cond_destroy(&s->slot_freed);
     pthread_cond_destroy(&s->undeferred);
     pthread_mutex_destroy(&s->lock);
     vc_free(s);

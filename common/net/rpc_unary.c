@@ -11,7 +11,6 @@
  * pile up.
  */
 #include <string.h>
-#include <time.h>
 
 #include "rpc_server_int.h"
 #include "vc/log.h"
@@ -35,19 +34,12 @@ struct vc_rpc_later {
     struct vc_rpc_later *older, *newer;
 };
 
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
-
 /* ---- answers on their way ---- */
 
 static void list_add(vc_rpc_request_t *r)
 {
     vc_rpc_server_t *s = r->server;
-    r->answered_ms = now_ms();
+    r->answered_ms = vc_rpc_now_ms();
     pthread_mutex_lock(&s->lock);
     r->older = s->newest;
     r->newer = NULL;
@@ -68,7 +60,7 @@ static void list_remove(vc_rpc_request_t *r)
 /* A request is freed only after it left the list, so the call is there as long as the lock is held. */
 static void cancel_stalled(vc_rpc_server_t *s)
 {
-    uint64_t now = now_ms();
+    uint64_t now = vc_rpc_now_ms();
     pthread_mutex_lock(&s->lock);
     for (vc_rpc_request_t *r = s->oldest; r != NULL && now - r->answered_ms >= s->stall_ms; r = r->newer) {
         if (r->is_stalled)

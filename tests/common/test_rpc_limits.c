@@ -374,3 +374,80 @@ Test(rpc_limits, metadata_beyond_the_limit_harms_no_other_connection)
     cr_assert_eq(vc_rpc_channel_create(&o, &ch, &err), VC_ERR_INVALID);
     vc_rpc_server_stop(server, 1000);
 }
+
+static vc_rpc_server_t *serve_streams(fixture_t *f, uint32_t reclaim_ms)
+{
+    vc_rpc_server_t *server = NULL;
+    vc_rpc_server_opts_t o;
+    vc_rpc_server_opts_default(&o);
+    o.listen = "127.0.0.1:0";
+    o.methods = methods;
+    o.n_methods = VC_ARRAY_LEN(methods);
+    o.arg = f;
+    o.stall_ms = 60000;
+    o.reclaim_ms = reclaim_ms;
+    o.dead_peer_ms = 1000;
+    cr_assert_eq(vc_rpc_server_start(&o, &server, NULL), VC_OK);
+    return server;
+}
+
+Test(rpc_limits, streams_that_stall_give_their_slots_to_calls_that_wait)
+{
+    enum { STALLED = 2, OTHERS = 5 }; /* Count has two slots */
+    fixture_t f = {0};
+    vc_rpc_stream_t *s[STALLED];
+    vc_err_t err = {0};
+    vc_rpc_server_t *server = serve_streams(&f, 300);
+    vc_rpc_channel_t *ch = dial(vc_rpc_server_port(server)), *other = dial(vc_rpc_server_port(server));
+    for (int i = 0; i < STALLED; i++) {
+        s[i] = open_stream(ch, M("Count"), 0);
+        cr_assert_eq(ask_count(s[i], 100000, 1 << 20), VC_OK); /* and reads nothing */
+    }
+    for (int i = 0; i < OTHERS; i++) {
+        vc_bytes_t m = {0};
+        uint32_t n = 0;
+        vc_rpc_stream_t *o = open_stream(other, M("Count"), 0);
+        cr_assert_eq(ask_count(o, 3, 1000), VC_OK);
+        vc_status_t st;
+        while ((st = vc_rpc_stream_recv(o, 0, &m, &err)) == VC_OK) {
+            n++;
+            vc_bytes_free(&m);
+        }
+        cr_assert_eq(st, VC_ERR_NOT_FOUND);
+        cr_assert_eq(n, 3);
+        vc_rpc_stream_destroy(o);
+    }
+    vc_rpc_server_stats_t stats;
+    vc_rpc_server_get_stats(server, &stats);
+    cr_assert_geq(stats.reclaimed, 1);
+    cr_assert_leq(stats.reclaimed, STALLED);
+    for (int i = 0; i < STALLED; i++)
+        vc_rpc_stream_destroy(s[i]);
+    vc_rpc_channel_destroy(ch);
+    vc_rpc_channel_destroy(other);
+    vc_rpc_server_stop(server, 1000);
+    cr_assert_eq(atomic_load(&f.released), atomic_load(&f.sends));
+}
+
+Test(rpc_limits, a_client_that_sends_nothing_loses_its_slot_to_one_that_does)
+{
+    fixture_t f = {0};
+    vc_bytes_t m = {0};
+    vc_err_t err = {0};
+    uint64_t total = 0;
+    vc_rpc_server_t *server = serve_streams(&f, 200);
+    vc_rpc_channel_t *ch = dial(vc_rpc_server_port(server));
+    vc_rpc_stream_t *silent = open_stream(ch, M("Sum"), 0), *busy = open_stream(ch, M("Sum"), 0);
+    vc_rpc_msg_t out = {.head = "four", .head_len = 4};
+    cr_assert_eq(vc_rpc_stream_send(busy, &out, &err), VC_OK);
+    cr_assert_eq(vc_rpc_stream_half_close(busy), VC_OK);
+    vc_status_t st = vc_rpc_stream_recv(busy, 0, &m, &err);
+    cr_assert_eq(st, VC_OK, "%s", err.msg);
+    memcpy(&total, m.data, sizeof(total));
+    cr_assert_eq(total, 4);
+    vc_bytes_free(&m);
+    vc_rpc_stream_destroy(silent);
+    vc_rpc_stream_destroy(busy);
+    vc_rpc_channel_destroy(ch);
+    vc_rpc_server_stop(server, 1000);
+}

@@ -90,12 +90,14 @@ typedef struct vc_rpc_server_opts {
     const char *listen; /* HOST:PORT; port 0 = any */
     const vc_rpc_method_t *methods;
     uint32_t n_methods;
-    void *arg;                   /* for the handlers */
-    uint32_t n_unary_threads;    /* default 1 */
-    size_t max_message_bytes;    /* default 8 MiB */
-    uint32_t stall_ms;           /* a send or an answer not accepted for this long ends the call; default 30,000 */
-    uint32_t max_calls;          /* unary calls in flight over all connections; more are answered BUSY; default 4096 */
-    size_t memory_bytes;         /* what gRPC may hold for all connections together; default 512 MiB */
+    void *arg;                /* for the handlers */
+    uint32_t n_unary_threads; /* default 1 */
+    size_t max_message_bytes; /* default 8 MiB */
+    uint32_t stall_ms;        /* a send or an answer not accepted for this long ends the call; default 30,000 */
+    uint32_t reclaim_ms; /* while a streaming call waits for a slot, one whose peer takes or sends nothing for this long
+                            is ended with TIMEOUT; 0: never, the default */
+    uint32_t max_calls;  /* unary calls in flight over all connections; more are answered BUSY; default 4096 */
+    size_t memory_bytes; /* what gRPC may hold for all connections together; default 512 MiB */
     uint32_t idle_connection_ms; /* a connection without a call for this long is closed; default one hour */
     uint32_t dead_peer_ms;       /* a connection that acknowledges nothing for this long is dead; default 10,000. Bounds
                                     vc_rpc_server_stop too: TCP data under way to a stalled peer cannot be taken back. */
@@ -105,10 +107,11 @@ void vc_rpc_server_opts_default(vc_rpc_server_opts_t *opts);
 vc_status_t vc_rpc_server_start(const vc_rpc_server_opts_t *opts, vc_rpc_server_t **server_p, vc_err_t *err);
 int vc_rpc_server_port(const vc_rpc_server_t *server);
 typedef struct vc_rpc_server_stats {
-    uint32_t calls;   /* unary calls in flight, answers on their way included */
-    uint64_t total;   /* unary calls taken since start */
-    uint64_t refused; /* answered BUSY because of max_calls */
-    uint64_t stalled; /* answers that their clients did not accept within stall_ms */
+    uint32_t calls;     /* unary calls in flight, answers on their way included */
+    uint64_t total;     /* unary calls taken since start */
+    uint64_t refused;   /* answered BUSY because of max_calls */
+    uint64_t reclaimed; /* streams that were ended because of reclaim_ms */
+    uint64_t stalled;   /* answers that their clients did not accept within stall_ms */
 } vc_rpc_server_stats_t;
 void vc_rpc_server_get_stats(const vc_rpc_server_t *server, vc_rpc_server_stats_t *stats_p);
 /* Stops taking calls, waits grace_ms for running ones, cancels the rest, joins every thread. Ends clean with a stalled
