@@ -206,6 +206,99 @@ Test(service_ops, scrub_can_be_started_watched_and_stopped)
 
 /* ---- pins and deletes ---- */
 
+static vcache_chain_t by_prompt(const sx_t *sx, uint32_t seed, uint32_t n_blocks, uint32_t *tokens)
+{
+    fx_tokens(seed, n_blocks, tokens);
+    return (vcache_chain_t){.keyspace = sx->keyspace,
+                            .keyspace_len = sx->keyspace_len,
+                            .tokens = tokens,
+                            .n_tokens = n_blocks * FX_BLOCK_TOKENS};
+}
+
+Test(service_ops, prompts_are_pinned_unpinned_and_deleted_by_column_and_range)
+{
+    sx_t sx;
+    sx_start(&sx, 2);
+    sx_register(&sx, 1, 6);
+    vcache_error_t err = {0};
+    vcache_chain_sum_t sum = {0};
+    vcache_lookup_info_t info;
+    uint32_t tokens[10 * FX_BLOCK_TOKENS];
+    vcache_chain_t c = by_prompt(&sx, 1, 10, tokens);
+    cr_assert_eq(vcache_pin(sx.client, &c, &sum, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(sum.n_objects, 12); /* both copies of the six that are there */
+    cr_assert_eq(sum.n_bytes, 6 * (3 + 2) * 4096);
+    cr_assert_eq(sx_stat(&sx, "kept_objects"), 12);
+    cr_assert_eq(sx_stat(&sx, "kept_bytes"), (double)sum.n_bytes);
+    cr_assert_eq(vcache_pin(sx.client, &c, &sum, &err), VC_OK); /* twice is once */
+    cr_assert_eq(sx_stat(&sx, "kept_objects"), 12);
+    sx_restart(&sx);
+    cr_assert_eq(sx_stat(&sx, "kept_objects"), 12);
+    c.fidelity = &sx.fids[1];
+    c.first_block = 4;
+    cr_assert_eq(vcache_unpin(sx.client, &c, &sum, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(sum.n_objects, 2);
+    cr_assert_eq(sx_stat(&sx, "kept_objects"), 10);
+    c.fidelity = &sx.fids[0];
+    cr_assert_eq(vcache_delete(sx.client, &c, &sum, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(sum.n_objects, 2);
+    cr_assert_eq(sx_lookup(&sx, 1, 6, &info, NULL, &err), VC_OK);
+    cr_assert_eq(info.n_blocks[0], 4);
+    cr_assert_eq(info.n_blocks[1], 6);
+    c = by_prompt(&sx, 2, 3, tokens);
+    cr_assert_eq(vcache_pin(sx.client, &c, &sum, &err), VC_ERR_NOT_FOUND);
+    cr_assert_neq(err.msg[0], '\0');
+    sx_end(&sx);
+}
+
+Test(service_ops, listed_prefixes_are_deleted_by_their_tip)
+{
+    sx_t sx;
+    sx_start(&sx, 2);
+    sx_register(&sx, 1, 6);
+    sx_register(&sx, 2, 3);
+    vcache_error_t err = {0};
+    vcache_prefix_t list[10];
+    vcache_chain_sum_t sum = {0};
+    vcache_lookup_info_t info;
+    uint32_t n = 0;
+    cr_assert_eq(vcache_prefixes(sx.client, 1, 10, list, &n, &err), VC_OK);
+    cr_assert_eq(n, 2);
+    vcache_chain_t c = {.keyspace_id = list[0].keyspace, .tip = list[0].tip};
+    cr_assert_eq(vcache_delete(sx.client, &c, &sum, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(sum.n_objects, 12);
+    cr_assert_eq(sx_lookup(&sx, 1, 6, &info, NULL, &err), VC_OK);
+    cr_assert_eq(info.n_blocks[0] + info.n_blocks[1], 0);
+    cr_assert_eq(sx_lookup(&sx, 2, 3, &info, NULL, &err), VC_OK);
+    cr_assert_eq(info.n_blocks[0], 3);
+    cr_assert_eq(vcache_delete(sx.client, &c, &sum, &err), VC_ERR_NOT_FOUND);
+    uint8_t other[32] = {9};
+    c.keyspace_id = other;
+    c.tip = list[1].tip;
+    cr_assert_eq(vcache_delete(sx.client, &c, &sum, &err), VC_ERR_NOT_FOUND); /* not in that keyspace */
+    sx_end(&sx);
+}
+
+Test(service_ops, delete_under_a_lease_lets_nobody_read_wrong_bytes)
+{
+    sx_t sx;
+    sx_start(&sx, 2);
+    sx_register(&sx, 1, 6);
+    vcache_error_t err = {0};
+    vcache_lease_t *lease = NULL;
+    uint32_t tokens[6 * FX_BLOCK_TOKENS];
+    sx_sink_t sink = {.fx = &sx.fx, .seed = 1};
+    vcache_chain_t c = by_prompt(&sx, 1, 6, tokens);
+    cr_assert_eq(sx_lookup(&sx, 1, 6, NULL, &lease, &err), VC_OK);
+    cr_assert_eq(vcache_delete(sx.client, &c, NULL, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(vcache_fetch(lease, 0, 0, 6, sx_sink_record, &sink, NULL, &err), VC_ERR_NOT_FOUND);
+    cr_assert_eq(sink.right + sink.wrong, 0);
+    vcache_lease_release(lease);
+    sx_register(&sx, 1, 6); /* and it may come back */
+    cr_assert_eq(fx_readable(&sx.fx, 1, 6, 0), 6);
+    sx_end(&sx);
+}
+
 static vcache_status_t none_stored(sx_t *sx, const vcache_chain_t *chain, vcache_error_t *err)
 {
     return vcache_pin(sx->client, chain, NULL, err);

@@ -211,6 +211,40 @@ Test(ctl, scrub_waits_for_its_pass)
     end(&w);
 }
 
+Test(ctl, prefixes_are_pinned_over_a_restart_unpinned_and_deleted)
+{
+    static world_t w;
+    char words[200], tip[80], keyspace[80];
+    begin(&w);
+    store(&w, 8);
+    json_t *list = json(&w, "prefixes"), *p = json_array_get(list, 0);
+    snprintf(tip, sizeof(tip), "%s", json_string_value(json_object_get(p, "tip")));
+    snprintf(keyspace, sizeof(keyspace), "%s", json_string_value(json_object_get(p, "keyspace")));
+    json_decref(list);
+    snprintf(words, sizeof(words), "pin %.10s", tip);
+    says(&w, words, 0, "pinned 8 objects, ");
+    vcache_disconnect(w.client);
+    vt_proc_signal(w.server, SIGTERM);
+    cr_assert_eq(vt_proc_wait_exit(w.server, WAIT_MS), 0);
+    vt_proc_end(w.server);
+    start(&w);
+    json_t *o = json(&w, "stats");
+    cr_assert_eq(number(o, "kept_objects"), 8);
+    json_decref(o);
+    snprintf(words, sizeof(words), "unpin %s --keyspace %s", tip, keyspace);
+    o = json(&w, words);
+    cr_assert_eq(number(o, "objects"), 8);
+    cr_assert_gt(number(o, "bytes"), 8 * 4096);
+    json_decref(o);
+    snprintf(words, sizeof(words), "delete %.8s --fidelity full@2", tip);
+    says(&w, words, 69, "delete: ");
+    snprintf(words, sizeof(words), "delete %.8s --fidelity full@1", tip);
+    says(&w, words, 0, "deleted 8 objects, ");
+    snprintf(words, sizeof(words), "delete %s --keyspace %s", tip, keyspace);
+    says(&w, words, 69, "delete: ");
+    end(&w);
+}
+
 Test(ctl, wrong_words_are_refused_with_one_sentence)
 {
     static world_t w;
