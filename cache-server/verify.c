@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "keyspace_file.h"
 #include "vc/mem.h"
 #include "verify_int.h"
 
@@ -32,6 +33,7 @@ static const struct {
     [CS_VERIFY_UNREADABLE] = {"unreadable", "the disk refuses to read"},
     [CS_VERIFY_CAPACITY] = {"capacity", "more than the capacity is used"},
     [CS_VERIFY_SPARE_SEGMENT] = {"spare_segment", "segment files without objects that are not as the catalog has them"},
+    [CS_VERIFY_STALE_ROW] = {"stale_row", "rows about objects that are gone"},
     [CS_VERIFY_STRAY_FILE] = {"stray_file", "files that are not the store's"},
     [CS_VERIFY_NO_BALLAST] = {"no_ballast", "there is no ballast"},
 };
@@ -165,6 +167,19 @@ static vc_status_t lock_dir(const char *data_dir, int *fd_p, vc_err_t *err)
 
 /* ---- all of it ---- */
 
+static void pass_over(void *arg, const vc_digest_t *id, const vc_keyspace_t *ks) { (void)arg, (void)id, (void)ks; }
+
+static void check_keyspace_file(verify_t *v)
+{
+    vc_err_t why;
+    uint32_t n_damaged = 0;
+    vc_status_t status = cs_keyspace_file_load(v->opts->data_dir, pass_over, NULL, &n_damaged, &why);
+    if (status != VC_OK)
+        cs_verify_found(v, CS_VERIFY_UNREADABLE, "keyspaces: %s", why.msg);
+    else if (n_damaged > 0)
+        cs_verify_found(v, CS_VERIFY_CATALOG_FILE, "keyspaces: %u places hold no sound record", n_damaged);
+}
+
 static vc_status_t check_catalog(verify_t *v, vc_err_t *err)
 {
     cs_catalog_t *catalog = NULL;
@@ -173,6 +188,7 @@ static vc_status_t check_catalog(verify_t *v, vc_err_t *err)
     if (status != VC_OK)
         return status;
     cs_verify_catalog_files(v);
+    check_keyspace_file(v);
     if (cs_catalog_open_offline(v->opts->data_dir, &catalog, &why) != VC_OK) {
         cs_verify_found(v, CS_VERIFY_CATALOG, "%s", why.msg);
         return VC_OK;
@@ -218,7 +234,7 @@ vc_status_t cs_verify(const cs_verify_opts_t *opts, cs_verify_report_t **report_
     if (status == VC_ERR_NOMEM)
         vc_err_set(err, status, "no memory for the check of %s", opts->data_dir);
     close(lock_fd);
-    verify_list_t *lists[] = {&v.files, &v.segments, &v.keyspaces, &v.prefixes, &v.objects};
+    verify_list_t *lists[] = {&v.files, &v.segments, &v.keyspaces, &v.prefixes, &v.objects, &v.pins};
     for (size_t i = 0; i < VC_ARRAY_LEN(lists); i++)
         vc_free(lists[i]->items);
     if (status == VC_OK)

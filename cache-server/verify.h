@@ -2,7 +2,8 @@
  * The offline check of a whole data directory: `vericache-server verify`. It reads everything and changes nothing; no
  * server may hold the directory meanwhile. Below the store, beside it: what the store believes is what is checked here.
  *
- *   files of the catalog   every record of RocksDB's logs and manifest by its sum, CURRENT, the ends of its tables
+ *   files of the catalog   every record of RocksDB's logs and manifest by its sum, CURRENT, the ends of its tables; the
+ *                          file of keyspaces beside it
  *   rows                   all tables through RocksDB's own sums; each row decodes and names things that exist
  *   places                 inside the segment, of its version, no two of them overlapping
  *   segment files          there, of the size and version that the catalog has, header page sound
@@ -39,6 +40,7 @@ typedef enum {
     /* worth knowing, not damage: a crash or a full disk leaves these, the next start puts them right */
     CS_VERIFY_SPARE_SEGMENT =
         CS_VERIFY_N_DAMAGE, /* a segment file without objects and without a row, or a stale header */
+    CS_VERIFY_STALE_ROW,    /* a pin of an object that is gone */
     CS_VERIFY_STRAY_FILE,   /* a file that is none of ours */
     CS_VERIFY_NO_BALLAST,
     CS_VERIFY_N

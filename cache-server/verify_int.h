@@ -28,6 +28,7 @@ typedef struct verify {
     verify_list_t files;    /* verify_file_t, by number */
     verify_list_t segments; /* cs_segment_row_t, by number */
     verify_list_t keyspaces, prefixes /* cs_prefix_row_t, by id */, objects /* cs_object_row_t, by place */;
+    verify_list_t pins; /* vc_object_key_t */
     uint64_t total_bytes, done_bytes;
 } verify_t;
 

@@ -70,6 +70,26 @@ static void on_object(void *arg, const cs_object_row_t *row)
     v->report->object_bytes += row->bytes;
 }
 
+static void on_pin(void *arg, const vc_object_key_t *key)
+{
+    verify_t *v = arg;
+    (void)cs_verify_add(v, &v->pins, key, sizeof(*key));
+}
+
+/* Counts of another life of the segment say nothing; those of this one are about pages inside of it. */
+static void on_uses(void *arg, const cs_uses_row_t *row)
+{
+    verify_t *v = arg;
+    const cs_segment_row_t *segments = v->segments.items;
+    for (size_t i = 0; i < v->segments.n; i++) {
+        if (segments[i].number != row->number || segments[i].version != row->version || row->n == 0)
+            continue;
+        /* Pages rise: the first and the last stand for all. */
+        if (cs_uses_at(row, 0).page == 0 || cs_uses_at(row, row->n - 1).page >= segments[i].bytes / 4096)
+            cs_verify_found(v, CS_VERIFY_ROW, "uses of segment %u: pages that it does not have", row->number);
+    }
+}
+
 static void on_bad(void *arg, const char *kind)
 {
     verify_t *v = arg;
@@ -137,6 +157,26 @@ static void check_names(verify_t *v, const cs_object_row_t *row)
                     (unsigned long long)row->offset, what);
 }
 
+static int by_key(const void *a, const void *b) { return memcmp(a, b, sizeof(vc_object_key_t)); }
+
+static void check_pins(verify_t *v)
+{
+    verify_list_t keys = {0};
+    const cs_object_row_t *rows = v->objects.items;
+    const vc_object_key_t *pins = v->pins.items;
+    for (size_t i = 0; i < v->objects.n && v->pins.n > 0; i++)
+        (void)cs_verify_add(v, &keys, &rows[i].key, sizeof(rows[i].key));
+    sort(&keys, sizeof(vc_object_key_t), by_key);
+    for (size_t i = 0; i < v->pins.n; i++) {
+        char hex[2 * VC_DIGEST_BYTES + 1];
+        if (keys.n > 0 && bsearch(&pins[i], keys.items, keys.n, sizeof(pins[i]), by_key))
+            continue;
+        vc_hex(pins[i].hash.b, VC_DIGEST_BYTES, hex);
+        cs_verify_found(v, CS_VERIFY_STALE_ROW, "pin of block %.16s, which is not there", hex);
+    }
+    vc_free(keys.items);
+}
+
 void cs_verify_rows(verify_t *v, cs_catalog_t *catalog)
 {
     cs_catalog_visitor_t visitor = {.object = on_object,
@@ -144,6 +184,8 @@ void cs_verify_rows(verify_t *v, cs_catalog_t *catalog)
                                     .keyspace = on_keyspace,
                                     .prefix = on_prefix,
                                     .bad = on_bad,
+                                    .pin = on_pin,
+                                    .uses = on_uses,
                                     .arg = v};
     vc_err_t err;
     v->report->generation = cs_catalog_generation(catalog);
@@ -158,5 +200,6 @@ void cs_verify_rows(verify_t *v, cs_catalog_t *catalog)
     const cs_object_row_t *rows = v->objects.items;
     for (size_t i = 0; i < v->objects.n; i++)
         check_names(v, &rows[i]);
+    check_pins(v);
     v->total_bytes = v->report->object_bytes;
 }
