@@ -7,6 +7,8 @@
  *         message size and 8 messages outstanding; the bytes are hot in the cache as the peer's are
  *   cold  64 MiB of different records by vc_data_fetch, read from disk and summed at both ends: what a node gets.
  *         Against the smaller of the disk alone, read through the same workers, and the hot figure of the round
+ *   hot beside hostile peers   the hot line over tcp while forty connections idle, one reads nothing of what it asked
+ *         for, and one is thrown out for its messages and comes again all the time; against the hot line without them
  */
 #include <signal.h>
 #include <stdio.h>
@@ -123,7 +125,7 @@ typedef struct result {
 
 typedef struct results {
     result_t by[2]; /* tcp, shared memory */
-    bench_samples_t disk;
+    bench_samples_t disk, beside, beside_ratio;
 } results_t;
 
 static void run_round(server_t *s, results_t *r, uint64_t n, uint32_t cycles)
@@ -140,6 +142,15 @@ static void run_round(server_t *s, results_t *r, uint64_t n, uint32_t cycles)
         bench_add(&x->bound_ratio, cold / VC_MIN(disk, hot));
         bench_add(&r->disk, disk);
     }
+    vc_data_lease_t lease = take_lease(s);
+    double alone = run_hot(s, false, n);
+    pid_t hostile = hostile_start(s, &lease);
+    double beside = run_hot(s, false, n);
+    hostile_stop(hostile);
+    drop_lease(s, &lease);
+    alone = (alone + run_hot(s, false, n)) / 2; /* before and after */
+    bench_add(&r->beside, beside);
+    bench_add(&r->beside_ratio, beside / alone);
 }
 
 static void print_way(const char *name, const result_t *x)
@@ -167,6 +178,8 @@ static void free_results(results_t *r)
         bench_samples_free(&r->by[shm].bound_ratio);
     }
     bench_samples_free(&r->disk);
+    bench_samples_free(&r->beside);
+    bench_samples_free(&r->beside_ratio);
 }
 
 int main(int argc, char **argv)
@@ -175,6 +188,8 @@ int main(int argc, char **argv)
     static results_t r;
     bench_init("bench_dataplane", argc, argv);
     vc_log_set_level(VC_LOG_WARN);
+    if (bench_option("hostile", NULL) != NULL)
+        hostile_main();
     if (!bench_have("ucx_perftest"))
         bench_fail("ucx_perftest is missing (package ucx-utils)");
     int rounds = atoi(bench_option("rounds", bench_quick() ? "1" : "7"));
@@ -184,10 +199,13 @@ int main(int argc, char **argv)
     print_way("tcp", &r.by[0]);
     print_way("shm", &r.by[1]);
     bench_row("disk alone, 64 MiB, 16 outstanding, unchecked", "MB/s", &r.disk);
+    bench_row("tcp: fetch, one record in memory, beside hostile peers", "MB/s", &r.beside);
+    bench_row("tcp: ratio of a round, beside hostile peers / alone", "", &r.beside_ratio);
     bench_figure("fetch_vs_ucx_tcp", bench_median(&r.by[0].ratio));
     bench_figure("fetch_vs_ucx_shm", bench_median(&r.by[1].ratio));
     bench_figure("fetch_from_disk_vs_bound",
                  VC_MIN(bench_median(&r.by[0].bound_ratio), bench_median(&r.by[1].bound_ratio)));
+    bench_figure("fetch_beside_hostile_vs_alone", bench_median(&r.beside_ratio));
     stop_server(&s);
     free_results(&r);
     return 0;

@@ -3,6 +3,8 @@
 #ifndef BENCH_DATAPLANE_PARTS_H
 #define BENCH_DATAPLANE_PARTS_H
 
+#include <sys/types.h>
+
 #include "client/data.h"
 #include "dataplane.h"
 #include "harness.h"
@@ -34,5 +36,10 @@ double run_disk(server_t *s, uint32_t n);
 
 /* dataplane_hot.c: MB/s of n fetches of one record into one buffer, eight at a time. shm: over shared memory. */
 double run_hot(server_t *s, bool shm, uint64_t n);
+
+/* dataplane_hostile.c: a process of peers that idle, read nothing or misbehave, until it is stopped. */
+pid_t hostile_start(const server_t *s, const vc_data_lease_t *lease);
+void hostile_stop(pid_t pid);
+void hostile_main(void); /* what that process runs: --hostile ADDRESS and so on; does not return */
 
 #endif
