@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "catalog_rows.h"
+#include "vc/bytes.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -62,13 +63,39 @@ static void use_keyspace(const uint8_t *key, size_t key_len, const uint8_t *valu
     (void)cs_row_decode_keyspace(key, key_len, value, len, &id, &ks);
 }
 
+static void use_pin(const uint8_t *key, size_t key_len, const uint8_t *value, size_t len)
+{
+    vc_object_key_t row;
+    uint8_t again[CS_ROW_PIN_BYTES];
+    if (!cs_row_decode_pin(key, key_len, value, len, &row))
+        return;
+    cs_row_encode_pin(vc_le32(value), again);
+    must(memcmp(&row, key, key_len) == 0 && len == sizeof(again) && memcmp(again, value, len) == 0);
+}
+
+static void use_uses(const uint8_t *key, size_t key_len, const uint8_t *value, size_t len)
+{
+    cs_uses_row_t row;
+    if (!cs_row_decode_uses(key, key_len, value, len, &row))
+        return;
+    cs_use_t *uses = calloc(row.n + 1, sizeof(*uses));
+    uint8_t *again = malloc(len);
+    must(uses != NULL && again != NULL && len == CS_ROW_USES_HEAD_BYTES + (size_t)row.n * CS_ROW_USE_BYTES);
+    for (uint32_t i = 0; i < row.n; i++)
+        uses[i] = cs_uses_at(&row, i);
+    cs_row_encode_uses(row.version, uses, row.n, again);
+    must(memcmp(again, value, len) == 0);
+    free(uses);
+    free(again);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static void (*const uses[])(const uint8_t *, size_t, const uint8_t *, size_t) = {use_object, use_segment,
-                                                                                     use_prefix, use_keyspace};
+    static void (*const uses[])(const uint8_t *, size_t, const uint8_t *,
+                                size_t) = {use_object, use_segment, use_prefix, use_keyspace, use_pin, use_uses};
     if (size < 2)
         return 0;
     size_t key_len = data[1] < size - 2 ? data[1] : size - 2;
-    uses[data[0] % 4](data + 2, key_len, data + 2 + key_len, size - 2 - key_len);
+    uses[data[0] % 6](data + 2, key_len, data + 2 + key_len, size - 2 - key_len);
     return 0;
 }
