@@ -77,7 +77,8 @@ static void ask_old_catalog(rebuild_t *r, const char *data_dir)
 {
     vc_err_t why;
     cs_catalog_t *old = NULL;
-    cs_catalog_visitor_t visitor = {on_object, on_segment, on_keyspace, on_prefix, NULL, r};
+    cs_catalog_visitor_t visitor = {
+        .object = on_object, .segment = on_segment, .keyspace = on_keyspace, .prefix = on_prefix, .arg = r};
     if (cs_catalog_open_offline(data_dir, &old, &why) != VC_OK)
         return;
     r->generation = cs_catalog_generation(old);
@@ -142,7 +143,7 @@ static void walk_one(rebuild_t *r, cs_segdir_t *dir, uint32_t number)
     if (!rebuild_grow((void **)&r->segments, &r->cap_segments, r->n_segments, sizeof(*r->segments)))
         r->status = VC_ERR_NOMEM;
     else
-        r->segments[r->n_segments++] = (cs_segment_row_t){number, version, segment.bytes};
+        r->segments[r->n_segments++] = (cs_segment_row_t){.number = number, .version = version, .bytes = segment.bytes};
 }
 
 static vc_status_t walk_all(rebuild_t *r, const char *data_dir, vc_err_t *err)
