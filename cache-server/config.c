@@ -54,6 +54,8 @@ static void fill_table(cs_config_t *c)
          "allow a data plane that is not on loopback; it is neither encrypted nor hardened"},
         {"data-shm", VC_OPT_BOOL, &c->data_shm, "true", 0, 0, NULL,
          "share memory with clients of the same user on this machine"},
+        {"ops-listen", VC_OPT_STRING, &c->ops_listen, "127.0.0.1:0", 0, 0, NULL,
+         "HOST:PORT of the operators' HTTP port (/healthz, /readyz, /metrics), or none"},
         {"peer-timeout-ms", VC_OPT_U64, &c->peer_timeout_ms, "5000", 100, 3600000, NULL,
          "a data-plane peer that makes no progress is closed after this"},
         {"idle-ms", VC_OPT_U64, &c->idle_ms, "30000", 100, 3600000, NULL,
@@ -118,6 +120,22 @@ static vc_status_t check_space(const cs_config_t *c, vc_err_t *err)
     return VC_OK;
 }
 
+static vc_status_t check_ops_listen(const cs_config_t *c, vc_err_t *err)
+{
+    if (c->ops_listen[0] == '\0' || strcmp(c->ops_listen, "none") == 0)
+        return VC_OK;
+    vc_status_t st = vc_addr_check(c->ops_listen, err);
+    if (st != VC_OK) {
+        (void)vc_err_prefix(err, "--ops-listen");
+        return st;
+    }
+    if (!c->insecure && !vc_addr_is_loopback(c->ops_listen))
+        return vc_err_set(err, VC_ERR_INVALID,
+                          "--ops-listen=%s is not a loopback address and has no TLS: give --insecure to allow it",
+                          c->ops_listen);
+    return VC_OK;
+}
+
 static vc_status_t check(const cs_config_t *c, vc_err_t *err)
 {
     if (vc_config_n_args(c->parsed) != 0)
@@ -139,7 +157,8 @@ static vc_status_t check(const cs_config_t *c, vc_err_t *err)
                           "--listen=%s is not a loopback address and the control plane has no TLS: give --insecure to "
                           "allow it",
                           c->listen);
-    return check_data_listen(c, err);
+    st = check_ops_listen(c, err);
+    return st == VC_OK ? check_data_listen(c, err) : st;
 }
 
 vc_status_t cs_config_load(cs_config_t *config, int argc, char **argv, char **environ_list, vc_err_t *err)

@@ -10,7 +10,7 @@
 #define CS_CONFIG_OPTIONS 64 /* room in the table; its end is the first entry without a name */
 
 typedef struct cs_config {
-    const char *listen, *data_dir, *data_listen, *data_ports, *port_file;
+    const char *listen, *data_dir, *data_listen, *data_ports, *ops_listen, *port_file;
     uint64_t capacity_bytes, ballast_bytes, ram_bytes, max_record_bytes, egress_bits_per_s;
     uint64_t n_workers, n_buffers, lease_ms, upload_ms, max_uploads, max_leases;
     uint64_t max_fetch_streams, max_put_streams, peer_timeout_ms, idle_ms, grace_ms;

@@ -1,6 +1,6 @@
 /*
- * Start order: pool, memory tier, workers, store, data plane, service. Stop is the reverse. Nothing here knows
- * how any of them works.
+ * Start order: pool, memory tier, workers, store, data plane, service, ops port. Stop is the reverse. Nothing here
+ * knows how any of them works.
  */
 #include "server.h"
 
@@ -11,6 +11,7 @@
 
 #include "acceptguard.h"
 #include "dataplane.h"
+#include "opshttp.h"
 #include "service.h"
 #include "store.h"
 #include "vc/log.h"
@@ -26,10 +27,11 @@ struct cs_server {
     cs_store_t *store;
     cs_dataplane_t *dataplane;
     cs_service_t *service;
+    cs_opshttp_t *ops;
     const cs_config_t *config; /* the caller's */
     uint32_t grace_ms;
-    uint64_t drain_us; /* when draining began; 0: not yet */
-    char data_address[300];
+    uint64_t drain_us;                        /* when draining began; 0: not yet */
+    char data_address[300], ops_address[300]; /* "none" where there is no ops port */
 };
 
 /* The libraries abort the process where they get no descriptor, so too low a limit is refused at start. */
@@ -183,6 +185,33 @@ static vc_status_t start_service(cs_server_t *s, const cs_config_t *c, vc_err_t 
     return cs_service_start(&o, &s->service, err);
 }
 
+static const char *why_not_ready(void *arg)
+{
+    const cs_server_t *s = arg;
+    return cs_service_is_draining(s->service) ? "draining" : NULL;
+}
+
+static uint32_t all_stats(void *arg, cs_stat_t *stats, uint32_t cap)
+{
+    cs_server_t *s = arg;
+    return cs_service_list_stats(s->service, stats, cap);
+}
+
+static vc_status_t start_ops(cs_server_t *s, const cs_config_t *c, vc_err_t *err)
+{
+    snprintf(s->ops_address, sizeof(s->ops_address), "none");
+    if (strcmp(c->ops_listen, "none") == 0 || c->ops_listen[0] == '\0')
+        return VC_OK;
+    cs_opshttp_opts_t o = {.listen = c->ops_listen, .why_not_ready = why_not_ready, .stats = all_stats, .arg = s};
+    vc_status_t st = cs_opshttp_start(&o, &s->ops, err);
+    if (st != VC_OK)
+        return st;
+    size_t host_len = (size_t)(strrchr(c->ops_listen, ':') - c->ops_listen);
+    snprintf(s->ops_address, sizeof(s->ops_address), "%.*s:%d", (int)VC_MIN(host_len, 255), c->ops_listen,
+             cs_opshttp_port(s->ops));
+    return VC_OK;
+}
+
 /* Written aside and renamed, so that a reader sees all of it or nothing. */
 static vc_status_t write_port_file(const cs_server_t *s, const char *host, size_t host_len, const char *path,
                                    vc_err_t *err)
@@ -193,8 +222,8 @@ static vc_status_t write_port_file(const cs_server_t *s, const char *host, size_
     FILE *f = fopen(aside, "we");
     if (f == NULL)
         return vc_err_set(err, vc_status_from_path_errno(errno), "cannot write %s: %s", aside, strerror(errno));
-    fprintf(f, "%d\nlisten=%.*s:%d\ndata=%s\n", cs_server_port(s), (int)host_len, host, cs_server_port(s),
-            s->data_address[0] != '\0' ? s->data_address : "none");
+    fprintf(f, "%d\nlisten=%.*s:%d\ndata=%s\nops=%s\n", cs_server_port(s), (int)host_len, host, cs_server_port(s),
+            s->data_address[0] != '\0' ? s->data_address : "none", s->ops_address);
     if (fclose(f) != 0 || rename(aside, path) != 0)
         return vc_err_set(err, vc_status_from_path_errno(errno), "cannot write %s: %s", path, strerror(errno));
     return VC_OK;
@@ -208,8 +237,8 @@ static vc_status_t announce(const cs_server_t *s, const cs_config_t *c, vc_err_t
         if (st != VC_OK)
             return st;
     }
-    vc_log_info("server", "ready listen=%.*s:%d data=%s boot=%016llx generation=%llu%s", (int)host_len, c->listen,
-                cs_server_port(s), s->data_address[0] != '\0' ? s->data_address : "none",
+    vc_log_info("server", "ready listen=%.*s:%d data=%s ops=%s boot=%016llx generation=%llu%s", (int)host_len,
+                c->listen, cs_server_port(s), s->data_address[0] != '\0' ? s->data_address : "none", s->ops_address,
                 (unsigned long long)cs_store_boot_id(s->store), (unsigned long long)cs_store_generation(s->store),
                 cs_store_is_readonly(s->store) ? " readonly=true" : "");
     return VC_OK;
@@ -229,6 +258,8 @@ vc_status_t cs_server_start(const cs_config_t *config, cs_server_t **server_p, v
         st = start_dataplane(s, config, err);
     if (st == VC_OK)
         st = start_service(s, config, err);
+    if (st == VC_OK)
+        st = start_ops(s, config, err);
     if (st == VC_OK) {
         cs_acceptguard_set(config->max_connections);
         st = announce(s, config, err);
@@ -278,7 +309,9 @@ void cs_server_stop(cs_server_t *s)
 {
     if (s == NULL)
         return;
-    cs_service_stop(s->service, s->service != NULL ? end_drain(s) : 0);
+    uint32_t grace_ms = s->service != NULL ? end_drain(s) : 0;
+    cs_opshttp_stop(s->ops); /* it looks into the service */
+    cs_service_stop(s->service, grace_ms);
     if (s->dataplane != NULL)
         cs_dataplane_stop(s->dataplane);
     if (s->store != NULL)

@@ -51,6 +51,10 @@ typedef struct cs_drain_report {
     cs_lease_report_t leases;
     uint32_t uploads, commits, transfers; /* open; waiting for the disk; gRPC streams and data-plane operations */
 } cs_drain_report_t;
+bool cs_service_is_draining(const cs_service_t *service);
+/* Every statistic, as GetStats has them; writes at most cap, returns how many. */
+#define CS_STATS_MAX 400u
+uint32_t cs_service_list_stats(cs_service_t *service, cs_stat_t *stats, uint32_t cap);
 void cs_service_report(cs_service_t *service, cs_drain_report_t *report_p);
 bool cs_drain_is_done(const cs_drain_report_t *report); /* nothing is out any more */
 /* Stops the rpc server within grace_ms plus the time a dead connection takes, then waits for every buffer. */

@@ -13,11 +13,11 @@
 
 #define WATCH_LOOK_MS 200u /* how soon a client that went away is noticed */
 
-static bool is_draining(cs_service_t *s) { return atomic_load_explicit(&s->draining, memory_order_relaxed); }
+bool cs_service_is_draining(const cs_service_t *s) { return atomic_load_explicit(&s->draining, memory_order_relaxed); }
 
 vc_status_t cs_refuse_draining(cs_service_t *s, vc_err_t *err)
 {
-    if (!is_draining(s))
+    if (!cs_service_is_draining(s))
         return VC_OK;
     cs_count(&s->n.refused_draining, 1);
     return vc_err_set(err, VC_ERR_UNREACHABLE, "the server is draining");
@@ -48,7 +48,7 @@ void cs_service_report(cs_service_t *s, cs_drain_report_t *r)
     cs_store_stats_t stats;
     cs_stat_t more[64];
     cs_store_get_stats(s->o.store, &stats);
-    r->is_draining = is_draining(s);
+    r->is_draining = cs_service_is_draining(s);
     cs_store_lease_report(s->o.store, &r->leases);
     r->uploads = (uint32_t)stats.uploads_open;
     r->commits = atomic_load_explicit(&s->n.commits_waiting, memory_order_relaxed);
@@ -201,7 +201,7 @@ vc_status_t cs_service_health(void *arg, vc_rpc_call_t *call, const uint8_t *req
     if (st != VC_OK || !is_known)
         return st != VC_OK ? st : VC_ERR_NOT_FOUND;
     Grpc__Health__V1__HealthCheckResponse reply = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
-    reply.status = is_draining(arg) ? HEALTH(NOT_SERVING) : HEALTH(SERVING);
+    reply.status = cs_service_is_draining(arg) ? HEALTH(NOT_SERVING) : HEALTH(SERVING);
     return cs_pack(&reply.base, resp, err);
 }
 
@@ -224,7 +224,9 @@ vc_status_t cs_service_health_watch(void *arg, vc_rpc_call_t *call, vc_err_t *er
         return st;
     Grpc__Health__V1__HealthCheckResponse reply = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
     do {
-        int now = !is_known ? HEALTH(SERVICE_UNKNOWN) : is_draining(s) ? HEALTH(NOT_SERVING) : HEALTH(SERVING);
+        int now = !is_known                   ? HEALTH(SERVICE_UNKNOWN)
+                  : cs_service_is_draining(s) ? HEALTH(NOT_SERVING)
+                                              : HEALTH(SERVING);
         if ((int)reply.status != now) {
             reply.status = (Grpc__Health__V1__HealthCheckResponse__ServingStatus)now;
             st = cs_watch_send(call, &reply.base, err);

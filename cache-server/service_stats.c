@@ -6,7 +6,7 @@
 #include "store_scrub.h"
 #include "vc/mem.h"
 
-#define STATS_MAX 400
+#define STATS_MAX CS_STATS_MAX
 #define PREFIXES_MAX 1000
 
 typedef struct {
@@ -227,6 +227,18 @@ static void collect(cs_service_t *s, stats_t *st)
     add_service(st, s);
     if (s->o.more_stats != NULL)
         st->n += s->o.more_stats(s->o.arg, st->list + st->n, STATS_MAX - st->n);
+}
+
+uint32_t cs_service_list_stats(cs_service_t *s, cs_stat_t *stats, uint32_t cap)
+{
+    stats_t *st = vc_calloc(1, sizeof(*st));
+    if (st == NULL)
+        return 0;
+    collect(s, st);
+    uint32_t n = VC_MIN(st->n, cap);
+    memcpy(stats, st->list, n * sizeof(*stats));
+    vc_free(st);
+    return n;
 }
 
 /* A reply over the numbers of st, built once and refilled by whoever sends it again. */

@@ -11,7 +11,7 @@ RUN cmake --preset release -DVC_TESTS=OFF -DVC_BENCH=OFF \
 FROM debian:12-slim
 RUN apt-get update \
  && apt-get install -y --no-install-recommends librocksdb7.8 liburing2 libucx0 libgrpc29 libprotobuf-c1 libsodium23 \
-    libjansson4 ca-certificates \
+    libjansson4 libmicrohttpd12 ca-certificates \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --system --uid 10070 --home-dir /var/lib/vericache --create-home vericache
 COPY --from=build /out/bin/ /usr/local/bin/

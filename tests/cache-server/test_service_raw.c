@@ -46,7 +46,8 @@ static vc_status_t stream(vc_rpc_channel_t *ch, const char *method, const vc_byt
 
 static const char *const unary_methods[] = {CACHE "Lookup",   CACHE "BeginRegister", CACHE "Commit",
                                             CACHE "Abort",    CACHE "RenewLease",    CACHE "ReleaseLease",
-                                            CACHE "GetStats", CACHE "ListPrefixes",  "/grpc.health.v1.Health/Check"};
+                                            CACHE "GetStats", CACHE "ListPrefixes",  "/grpc.health.v1.Health/Check",
+                                            CACHE "Pin",      CACHE "Unpin",         CACHE "Delete"};
 
 Test(service_raw, garbage_is_refused_by_every_method_and_harms_nothing)
 {
