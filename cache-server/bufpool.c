@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -34,6 +35,7 @@ struct cs_bufpool {
     notice_t *notices, **notices_end;
     void *attached;
     size_t attached_bytes, slab_bytes;
+    _Atomic size_t attached_used;
 };
 
 static void pool_free(cs_bufpool_t *pool)
@@ -221,6 +223,7 @@ void cs_bufpool_attach(cs_bufpool_t *pool, void *base, size_t bytes, size_t slab
     pool->attached = base;
     pool->attached_bytes = bytes;
     pool->slab_bytes = slab_bytes;
+    atomic_store_explicit(&pool->attached_used, 0, memory_order_relaxed);
 }
 
 void *cs_bufpool_attached(const cs_bufpool_t *pool, size_t *bytes_p, size_t *slab_bytes_p)
@@ -228,4 +231,16 @@ void *cs_bufpool_attached(const cs_bufpool_t *pool, size_t *bytes_p, size_t *sla
     *bytes_p = pool->attached_bytes;
     *slab_bytes_p = pool->slab_bytes;
     return pool->attached;
+}
+
+/* Relaxed: a hint. Two that note at once may leave the smaller number, until the next one. */
+void cs_bufpool_note_used(cs_bufpool_t *pool, size_t bytes)
+{
+    if (bytes > atomic_load_explicit(&pool->attached_used, memory_order_relaxed))
+        atomic_store_explicit(&pool->attached_used, bytes, memory_order_relaxed);
+}
+
+size_t cs_bufpool_used(const cs_bufpool_t *pool)
+{
+    return atomic_load_explicit(&pool->attached_used, memory_order_relaxed);
 }

@@ -40,5 +40,9 @@ cs_buf_t *cs_bufpool_at(cs_bufpool_t *pool, uint32_t index);
  * is fixed buffer count + i. Before workers and data plane start; it stays until they have stopped. Not owned. */
 void cs_bufpool_attach(cs_bufpool_t *pool, void *base, size_t bytes, size_t slab_bytes);
 void *cs_bufpool_attached(const cs_bufpool_t *pool, size_t *bytes_p, size_t *slab_bytes_p); /* NULL: none */
+/* How much of it, from its start, has been in use: registering what nobody touched yet would touch it, and take long.
+ * Any thread; what was said once is not taken back. */
+void cs_bufpool_note_used(cs_bufpool_t *pool, size_t bytes);
+size_t cs_bufpool_used(const cs_bufpool_t *pool);
 
 #endif

@@ -230,6 +230,7 @@ bool rt_take_room(cs_ramtier_t *ram, rt_record_t *r)
         if (freed >= pages && hole->pages < pages && can_widen(hole, pages, r->is_ahead))
             widen(hole, pages, r->is_ahead);
     }
+    cs_bufpool_note_used(ram->opts.pool, ((size_t)r->run->page + pages) * RT_PAGE);
     push(r, !r->is_ahead && ghost_take(ram, r->hash) ? RT_MAIN : RT_PROBATION);
     return true;
 }

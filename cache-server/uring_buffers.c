@@ -82,6 +82,14 @@ static void register_slab(cs_uring_buffers_t *buffers, struct io_uring *ring, ui
             buffers->slab_states[i] = REFUSED;
 }
 
+static bool was_used(const cs_uring_buffers_t *buffers, uint32_t slab)
+{
+    size_t bytes, slab_bytes;
+    (void)cs_bufpool_attached(buffers->pool, &bytes, &slab_bytes);
+    /* The end of a slab may be too short for a record. */
+    return cs_bufpool_used(buffers->pool) + slab_bytes / 8 >= VC_MIN((slab + 1) * slab_bytes, bytes);
+}
+
 bool cs_uring_buffers_ready(cs_uring_buffers_t *buffers, struct io_uring *ring, uint32_t index)
 {
     if (index < buffers->n_pool)
@@ -89,7 +97,7 @@ bool cs_uring_buffers_ready(cs_uring_buffers_t *buffers, struct io_uring *ring, 
     uint32_t slab = index - buffers->n_pool;
     if (!buffers->slab_states || slab >= buffers->n_slabs)
         return false;
-    if (buffers->slab_states[slab] == UNTRIED)
+    if (buffers->slab_states[slab] == UNTRIED && was_used(buffers, slab))
         register_slab(buffers, ring, slab);
     return buffers->slab_states[slab] == REGISTERED;
 }
