@@ -81,14 +81,16 @@ static uint32_t state_of(const char *dir)
 }
 
 static vt_tmpdir_t tmp;
-static const char *unpacked(void)
+static const char *unpacked_format(const char *name)
 {
     static char path[512];
     vt_tmpdir_create(&tmp);
-    vt_datadir_unpack(&tmp, "datadir-format1");
+    vt_datadir_unpack(&tmp, name);
     snprintf(path, sizeof(path), "%s/data", tmp.path);
     return path;
 }
+
+static const char *unpacked(void) { return unpacked_format("datadir-format1"); }
 
 Test(verify, a_clean_directory_is_clean_and_is_left_as_it_was)
 {
@@ -225,28 +227,35 @@ Test(verify, a_flip_anywhere_in_the_catalogs_files_is_found)
 typedef struct raw {
     rocksdb_t *db;
     rocksdb_options_t *options;
-    rocksdb_column_family_handle_t *cf[5];
+    rocksdb_column_family_handle_t *cf[7];
+    int n;
     rocksdb_writeoptions_t *write;
     rocksdb_readoptions_t *read;
 } raw_t;
-enum { META, OBJECTS_CF, SEGMENTS_CF, KEYSPACES_CF, PREFIXES_CF };
+enum { META, OBJECTS_CF, SEGMENTS_CF, KEYSPACES_CF, PREFIXES_CF, PINS_CF, USES_CF };
 
-static void raw_open(raw_t *r, const char *dir)
+/* n families: 5 in format 1, 7 in format 2. */
+static void raw_open_families(raw_t *r, const char *dir, int n)
 {
-    static const char *const names[] = {"default", "objects", "segments", "keyspaces", "prefixes"};
+    static const char *const names[] = {"default", "objects", "segments", "keyspaces", "prefixes", "pins", "uses"};
+    const rocksdb_options_t *options[7];
     char path[600], *message = NULL;
     snprintf(path, sizeof(path), "%s/catalog", dir);
+    r->n = n;
     r->options = rocksdb_options_create();
-    const rocksdb_options_t *options[] = {r->options, r->options, r->options, r->options, r->options};
-    r->db = rocksdb_open_column_families(r->options, path, 5, names, options, r->cf, &message);
+    for (int i = 0; i < n; i++)
+        options[i] = r->options;
+    r->db = rocksdb_open_column_families(r->options, path, n, names, options, r->cf, &message);
     cr_assert_null(message, "%s", message);
     r->write = rocksdb_writeoptions_create();
     r->read = rocksdb_readoptions_create();
 }
 
+static void raw_open(raw_t *r, const char *dir) { raw_open_families(r, dir, 5); }
+
 static void raw_close(raw_t *r)
 {
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < r->n; i++)
         rocksdb_column_family_handle_destroy(r->cf[i]);
     rocksdb_close(r->db);
     rocksdb_options_destroy(r->options);
@@ -368,6 +377,36 @@ Test(verify, rows_that_contradict_each_other_or_the_files_are_named)
     raw_put(&raw, SEGMENTS_CF, &other);
     expect(dir, CS_VERIFY_SEGMENT_MISSING, 1, "00000009.seg");
     raw_close(&raw);
+    vt_tmpdir_remove(&tmp);
+}
+
+Test(verify, pins_use_counts_and_the_file_of_keyspaces_are_looked_at)
+{
+    const char *dir = unpacked_format("datadir-format2");
+    raw_t raw;
+    cs_verify_report_t *r = check(dir, 0);
+    cr_assert_eq(cs_verify_n_damage(r), 0);
+    cr_assert_eq(r->n[CS_VERIFY_STALE_ROW], 0);
+    cr_assert_eq(r->format, 2);
+    cs_verify_free(r);
+    raw_open_families(&raw, dir, 7);
+    row_t pin = raw_row(&raw, PINS_CF, 2), other = pin;
+    other.key[30] ^= 1;
+    raw_put(&raw, PINS_CF, &other);
+    expect(dir, CS_VERIFY_STALE_ROW, 1, "pin of block");
+    other.len--;
+    raw_put(&raw, PINS_CF, &other);
+    expect(dir, CS_VERIFY_ROW, 1, "pins");
+    raw_delete(&raw, PINS_CF, &other);
+    row_t uses = raw_row(&raw, USES_CF, 0), bad = uses;
+    bad.value[bad.len - 3] = 0x7f; /* the last page, far behind the end of the segment */
+    raw_put(&raw, USES_CF, &bad);
+    expect(dir, CS_VERIFY_ROW, 1, "uses of segment");
+    raw_put(&raw, USES_CF, &uses);
+    raw_close(&raw);
+    cr_assert_eq(damage(dir), 0);
+    vt_flip_byte(vt_tmpdir_path(&tmp, "data/keyspaces"), 60, 1);
+    expect(dir, CS_VERIFY_CATALOG_FILE, 1, "keyspaces");
     vt_tmpdir_remove(&tmp);
 }
 

@@ -157,7 +157,30 @@ static void add_more(const char *address)
     vcache_disconnect(client);
 }
 
-static const char *const released[] = {"datadir-format1"};
+static const struct {
+    const char *name;
+    double pinned; /* objects that are pinned for good */
+} released[] = {{"datadir-format1", 0}, {"datadir-format2", 6}};
+
+static double stat_of(const char *address, const char *name)
+{
+    static vcache_stat_t stats[512];
+    uint32_t n = 0;
+    vcache_options_t o;
+    vcache_client_t *client = NULL;
+    vcache_options_default(&o);
+    o.server = address;
+    o.use_data_plane = 0;
+    cr_assert_eq(vcache_connect(&o, &client, NULL), 0);
+    cr_assert_eq(vcache_stats(client, stats, VC_ARRAY_LEN(stats), &n, NULL), 0);
+    vcache_disconnect(client);
+    for (uint32_t i = 0; i < n; i++) {
+        if (strcmp(stats[i].name, name) == 0)
+            return stats[i].value;
+    }
+    cr_assert_fail("no %s", name);
+    return 0;
+}
 
 Test(formats, a_directory_of_every_released_format_is_clean_served_and_still_clean_afterwards)
 {
@@ -165,15 +188,16 @@ Test(formats, a_directory_of_every_released_format_is_clean_served_and_still_cle
         vt_tmpdir_t dir;
         char address[128];
         vt_tmpdir_create(&dir);
-        vt_datadir_unpack(&dir, released[i]);
+        vt_datadir_unpack(&dir, released[i].name);
         expect_clean(&dir);
         vt_proc_t *p = start(&dir, address, sizeof(address));
-        fetch_everything(address, released[i]);
+        fetch_everything(address, released[i].name);
+        cr_assert_eq(stat_of(address, "kept_objects"), released[i].pinned);
         add_more(address);
         stop(p);
         expect_clean(&dir);
         p = start(&dir, address, sizeof(address));
-        fetch_everything(address, released[i]);
+        fetch_everything(address, released[i].name);
         vt_proc_signal(p, SIGKILL);
         vt_proc_wait_exit(p, WAIT_MS);
         vt_proc_end(p);

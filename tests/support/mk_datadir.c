@@ -1,7 +1,8 @@
 /*
  * mk_datadir HOST:PORT PART: registers half of format_space.h with a running server and prints a line per record:
  * keyspace, chain, fidelity, block, BLAKE2b-256 of the bytes. Part 1 is what a clean stop leaves in RocksDB's tables,
- * part 2 what only its log has after a kill. Used once per released format, see tests/vectors/datadir-format1/make.sh.
+ * part 2 what only its log has after a kill. From format 2 on one chain of part 1 is pinned. Used once per released
+ * format, by mk_datadir.sh.
  */
 #include <sodium.h>
 #include <stdio.h>
@@ -41,6 +42,38 @@ static int add(vcache_client_t *client, uint32_t keyspace, uint32_t chain, uint3
     return 0;
 }
 
+/* The full copies of a chain are never evicted from now on. */
+static int pin(vcache_client_t *client, uint32_t keyspace, uint32_t n)
+{
+    static format_chain_t c;
+    vcache_error_t err = {0};
+    format_chain_init(&c, keyspace, 0);
+    vcache_chain_t chain = {.keyspace = c.enc,
+                            .keyspace_len = c.enc_len,
+                            .tokens = c.tokens,
+                            .n_tokens = n * FORMAT_BLOCK_TOKENS,
+                            .fidelity = &format_fids[0]};
+    if (vcache_pin(client, &chain, NULL, &err) == 0)
+        return 0;
+    fprintf(stderr, "mk_datadir: %s\n", err.msg);
+    return 1;
+}
+
+/* A lookup, so that there are use counts to be kept. */
+static int use(vcache_client_t *client, uint32_t keyspace)
+{
+    static format_chain_t c;
+    vcache_error_t err = {0};
+    vcache_lookup_info_t info;
+    vcache_lease_t *lease = NULL;
+    format_chain_init(&c, keyspace, 0);
+    if (vcache_lookup(client, c.enc, c.enc_len, c.tokens, VC_ARRAY_LEN(c.tokens), format_fids, 2, &info, &lease,
+                      &err) != 0)
+        return 1;
+    vcache_lease_release(lease);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     vcache_options_t o;
@@ -54,8 +87,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "mk_datadir: %s\n", err.msg);
         return 69;
     }
-    int rc = atoi(argv[2]) == 1 ? add(client, 0, 0, 0, 12) || add(client, 1, 0, 0, 6)
-                                : add(client, 0, 1, FORMAT_FORK, 16) || add(client, 1, 0, 6, 9);
+    int rc = atoi(argv[2]) == 1
+                 ? add(client, 0, 0, 0, 12) || add(client, 1, 0, 0, 6) || pin(client, 1, 6) || use(client, 0)
+                 : add(client, 0, 1, FORMAT_FORK, 16) || add(client, 1, 0, 6, 9);
     vcache_disconnect(client);
     return rc;
 }

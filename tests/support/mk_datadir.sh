@@ -1,5 +1,5 @@
 #!/bin/sh
-# make.sh BUILD_DIR OUT_DIR: a data directory of the format that this build writes, and the digests of what is in it.
+# mk_datadir.sh BUILD_DIR OUT_DIR: a data directory of the format that this build writes, and the digests of what is in it.
 # The first half goes through a clean stop into RocksDB's tables, the second is left in its log by a kill. The ballast is
 # left out, which holds nothing, and so are the texts in which RocksDB tells its story.
 set -eu
