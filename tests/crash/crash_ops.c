@@ -232,8 +232,6 @@ static void delete_chain(crash_worker_t *w, const crash_unit_t *all, const cs_ch
     w->model->deletes[all->chain]++;
     flag(w->model, all, 0, CRASH_MUST | CRASH_PINNED);
     vc_status_t status = cs_store_delete(w->fx->store, ref, &sum, NULL);
-    if (status == VC_ERR_UNSUPPORTED)
-        return;
     if (status == VC_ERR_NOT_FOUND || is_fine(w, status, "delete")) {
         flag(w->model, all, 0, CRASH_MAY);
         w->model->counts.deletes++;
@@ -244,8 +242,7 @@ static void pin_chain(crash_worker_t *w, const crash_unit_t *all, const cs_chain
 {
     cs_chain_sum_t sum;
     vc_status_t status = cs_store_pin_prefix(w->fx->store, ref, &sum, NULL);
-    if (status == VC_ERR_UNSUPPORTED || status == VC_ERR_NOT_FOUND || status == VC_ERR_NOSPACE ||
-        !is_fine(w, status, "pin"))
+    if (status == VC_ERR_NOT_FOUND || status == VC_ERR_NOSPACE || !is_fine(w, status, "pin"))
         return;
     /* Whatever of it is there now was there then, since nobody else writes this chain: it is pinned and stays. */
     uint32_t n = 0;
@@ -267,7 +264,7 @@ static void unpin_chain(crash_worker_t *w, const crash_unit_t *all, const cs_cha
     cs_chain_sum_t sum;
     flag(w->model, all, 0, CRASH_PINNED);
     vc_status_t status = cs_store_unpin_prefix(w->fx->store, ref, &sum, NULL);
-    if (status != VC_ERR_NOT_FOUND && status != VC_ERR_UNSUPPORTED)
+    if (status != VC_ERR_NOT_FOUND)
         (void)is_fine(w, status, "unpin");
 }
 
