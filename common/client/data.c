@@ -13,7 +13,7 @@
 
 void vc_data_opts_default(vc_data_opts_t *opts)
 {
-    *opts = (vc_data_opts_t){.connect_ms = 2000, .idle_ms = 10000, .n_slots = 8, .max_record_bytes = 64u << 20};
+    *opts = (vc_data_opts_t){.connect_ms = 2000, .idle_ms = 10000, .n_slots = 16, .max_record_bytes = 64u << 20};
 }
 
 uint64_t data_now_us(void) { return vc_clock_now_us(vc_clock_system()); }

@@ -21,7 +21,8 @@ typedef struct vc_data vc_data_t;
 typedef struct vc_data_opts {
     uint32_t connect_ms;     /* default 2000 */
     uint32_t idle_ms;        /* default 10000; a transfer without progress for this long fails */
-    uint32_t n_slots;        /* receive slots = records in flight, default 8, 1..64 */
+    uint32_t n_slots;        /* receive slots = records in flight or waiting to be looked at, default 16, 1..64: twice
+                              * the window of a server, which so reads on while this side sums */
     size_t max_record_bytes; /* slot size limit; the server's largest record, at most this, is what is allocated */
 } vc_data_opts_t;
 void vc_data_opts_default(vc_data_opts_t *opts);

@@ -210,7 +210,7 @@ static int signal_at_third(void *arg, uint32_t block, vc_status_t status, const 
 static void child_fetch(const world_t *w, const orders_t *o, int sig)
 {
     (void)w;
-    vc_data_fetch(child_connect(o), &o->lease, 0, 0, 16, signal_at_third, &sig, 0, NULL, NULL);
+    vc_data_fetch(child_connect(o), &o->lease, 0, 0, 40, signal_at_third, &sig, 0, NULL, NULL);
 }
 
 typedef struct dying_feeder {
@@ -229,7 +229,7 @@ static int feed_and_die(void *arg, void *buf, size_t cap, size_t *len_p)
 
 static void child_put(const world_t *w, const orders_t *o, int sig)
 {
-    dying_feeder_t d = {{w, 0, 16}, sig};
+    dying_feeder_t d = {{w, 0, 40}, sig};
     vc_data_put(child_connect(o), o->upload_id, o->token, feed_and_die, &d, 0, NULL, NULL);
 }
 
@@ -238,7 +238,7 @@ static void check_child(void (*play)(const world_t *w, const orders_t *o, int si
     world_t w;
     int fd[2], status;
     vc_fake_clock_t clock;
-    world_open(&w, &world_real_shape, 16);
+    world_open(&w, &world_real_shape, 40); /* more than a client takes at once */
     cr_assert(pipe(fd) == 0);
     pid_t pid = fork();
     cr_assert(pid >= 0);
@@ -285,8 +285,8 @@ static void check_child(void (*play)(const world_t *w, const orders_t *o, int si
     catcher_init(&c, &w);
     vc_data_t *data = connect_shm(&w, VC_OK);
     vc_err_t err = {0};
-    cr_assert(vc_data_fetch(data, &o.lease, 0, 0, 16, catch_record, &c, 0, NULL, &err) == VC_OK, "%s", err.msg);
-    cr_assert(c.n_good == 16 && c.n_bad == 0);
+    cr_assert(vc_data_fetch(data, &o.lease, 0, 0, 40, catch_record, &c, 0, NULL, &err) == VC_OK, "%s", err.msg);
+    cr_assert(c.n_good == 40 && c.n_bad == 0);
     vc_data_close(data);
     vc_free(c.want);
     WORLD_WAIT_EXACTLY(&w, peers_open, 0);
