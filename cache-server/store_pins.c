@@ -268,9 +268,12 @@ vc_status_t cs_store_delete(cs_store_t *s, const cs_chain_ref_t *ref, cs_chain_s
         cs_drop_later(s, &key);
         cs_entry_drop(s, chosen.ids[i], CS_MISS_ABSENT);
     }
-    /* Whatever comes of it, they are not found any more; after a failure they may be back at the next start. */
-    if (status == VC_OK)
-        status = wait_durable(s, err);
+    /* Whatever comes of it, they are not found any more; after a failure they may be back at the next start. Where
+     * nothing was found it may have been evicted just now, with its row still there: that is waited for, too. */
+    if (status == VC_OK || (status == VC_ERR_NOT_FOUND && s->n_drops > 0)) {
+        vc_status_t durable = wait_durable(s, err);
+        status = durable == VC_OK ? status : durable;
+    }
     let_go(s, &chosen);
     if (--s->ops_running == 0)
         pthread_cond_broadcast(&s->idle);

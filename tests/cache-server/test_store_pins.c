@@ -4,6 +4,9 @@
  */
 #include "support/vc_test.h"
 
+#include <sys/mman.h>
+#include <sys/wait.h>
+
 #include "store_fixture.h"
 
 static cs_store_stats_t stats_of(fx_t *fx)
@@ -221,5 +224,57 @@ Test(store_pins, use_counts_outlive_a_restart_and_a_lookup_writes_nothing)
         *(seed % 6 == 1 ? &used : &others) += (uint32_t)n;
     }
     cr_assert_eq(used, 80, "%u used and %u other blocks are left", used, others);
+    fx_fini(&fx);
+}
+
+/* ---- a delete of what was evicted a moment ago ---- */
+
+enum { MAX_PAIRS = 64, HELD_BLOCKS = 40, LOOSE_BLOCKS = 20 };
+
+/* Fills the store with held chains and loose ones between them, until the loose ones are evicted and no segment can be
+ * cleaned; deletes those; ends without closing. Returns how many there are to notes. */
+static void evict_then_delete(fx_t *fx, uint8_t *was_deleted)
+{
+    cs_lookup_result_t r;
+    cs_chain_sum_t sum;
+    uint32_t n = 0;
+    vc_status_t status = fx_open(fx, CS_IO_AUTO, NULL);
+    for (; status == VC_OK && n < MAX_PAIRS; n++) {
+        status = fx_register(fx, 1000 + n, 0, HELD_BLOCKS, FX_FULL);
+        if (status == VC_OK)
+            status = fx_lookup(fx, 1000 + n, HELD_BLOCKS, true, &r);
+        if (status == VC_OK)
+            status = fx_register(fx, n, 0, LOOSE_BLOCKS, FX_FULL);
+    }
+    for (uint32_t seed = 0; seed < n; seed++) {
+        vc_digest_t hashes[LOOSE_BLOCKS];
+        fx_hashes(fx, seed, LOOSE_BLOCKS, hashes);
+        cs_chain_ref_t ref = {.keyspace = fx->ks_id, .hashes = hashes, .n_hashes = LOOSE_BLOCKS};
+        was_deleted[seed] = cs_store_delete(fx->store, &ref, &sum, NULL) == VC_ERR_NOT_FOUND;
+    }
+    _exit(status == VC_ERR_NOSPACE ? 0 : 1);
+}
+
+Test(store_pins, what_was_evicted_and_then_deleted_does_not_come_back)
+{
+    fx_t fx;
+    int status = -1;
+    uint32_t n_deleted = 0;
+    uint8_t *was_deleted = mmap(NULL, MAX_PAIRS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq(was_deleted, MAP_FAILED);
+    fx_init(&fx, 15);
+    pid_t pid = fork();
+    if (pid == 0)
+        evict_then_delete(&fx, was_deleted);
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_assert_eq(status, 0);
+    cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
+    for (uint32_t seed = 0; seed < MAX_PAIRS; seed++) {
+        for (uint32_t b = 0; was_deleted[seed] && b < LOOSE_BLOCKS; b++)
+            cr_assert_eq(fx_read(&fx, seed, b, 0), VC_ERR_NOT_FOUND, "chain %u block %u is back", seed, b);
+        n_deleted += was_deleted[seed];
+    }
+    cr_assert_gt(n_deleted, 0);
+    munmap(was_deleted, MAX_PAIRS);
     fx_fini(&fx);
 }
