@@ -141,10 +141,13 @@ static void scrub_one(cs_store_t *s, const cs_pin_t *pin, int fd)
     cs_scrub_t *sc = &s->scrub;
     vc_status_t status = read_and_check(sc, pin, fd, &why);
     bool is_dropped = false;
+    cs_lock(s);
+    bool is_told = sc->info.pass_errors < LOG_MAX;
+    cs_unlock(s);
     if (status == VC_ERR_CORRUPT) {
         cs_log_corrupt(pin, why.msg);
         is_dropped = cs_drop_corrupt(s, pin);
-    } else if (status != VC_OK && sc->info.pass_errors < LOG_MAX) {
+    } else if (status != VC_OK && is_told) {
         vc_log_warn("store", "scrub cannot read segment=%u offset=%llu bytes=%u reason=\"%s\"", pin->segment,
                     (unsigned long long)pin->offset, pin->bytes, why.msg);
     }

@@ -96,21 +96,34 @@ static bool is_segment_name(const char *name)
     return strlen(name) == 12 && strspn(name, "0123456789") == 8 && strcmp(name + 8, ".seg") == 0;
 }
 
-/* Sizes of one folder and names that are not ours. ours: NULL = any. */
-static void walk(verify_t *v, const char *folder, bool (*ours)(const char *name))
+/* As du counts; folders in folders in it, as a rebuild leaves them. */
+static void add_sizes(verify_t *v, const char *path, int depth)
+{
+    char below[4096];
+    struct dirent *item;
+    struct stat st;
+    DIR *list = opendir(path);
+    while (list && (item = readdir(list))) {
+        bool is_self = strcmp(item->d_name, ".") == 0;
+        if (strcmp(item->d_name, "..") == 0 || fstatat(dirfd(list), item->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0)
+            continue;
+        if (is_self || !S_ISDIR(st.st_mode))
+            v->report->disk_bytes += (uint64_t)st.st_blocks * 512u;
+        else if (depth > 0 && snprintf(below, sizeof(below), "%s/%s", path, item->d_name) < (int)sizeof(below))
+            add_sizes(v, below, depth - 1);
+    }
+    if (list)
+        closedir(list);
+}
+
+static void check_names(verify_t *v, const char *folder, bool (*ours)(const char *name))
 {
     char path[4096];
     struct dirent *item;
-    struct stat st;
     snprintf(path, sizeof(path), "%s/%s", v->opts->data_dir, folder);
     DIR *list = opendir(path);
     while (list && (item = readdir(list))) {
-        if (strcmp(item->d_name, "..") == 0 || fstatat(dirfd(list), item->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0)
-            continue;
-        bool is_folder = S_ISDIR(st.st_mode);
-        if (!is_folder || strcmp(item->d_name, ".") == 0)
-            v->report->disk_bytes += (uint64_t)st.st_blocks * 512u;
-        if (strcmp(item->d_name, ".") != 0 && ours && !ours(item->d_name))
+        if (strcmp(item->d_name, ".") != 0 && strcmp(item->d_name, "..") != 0 && !ours(item->d_name))
             cs_verify_found(v, CS_VERIFY_STRAY_FILE, "%s%s%s: not one of the store's", folder, *folder ? "/" : "",
                             item->d_name);
     }
@@ -120,7 +133,11 @@ static void walk(verify_t *v, const char *folder, bool (*ours)(const char *name)
 
 static bool is_top_name(const char *name)
 {
-    static const char *const names[] = {"LOCK", "ballast", "catalog", "segments", "keyspaces"};
+    /* The last ones are left by what was interrupted. */
+    static const char *const names[] = {"LOCK",      "ballast",       "catalog", "segments",
+                                        "keyspaces", "keyspaces.new", "rebuild"};
+    if (strncmp(name, "catalog.damaged-", 16) == 0)
+        return true;
     for (size_t i = 0; i < VC_ARRAY_LEN(names); i++) {
         if (strcmp(name, names[i]) == 0)
             return true;
@@ -131,9 +148,9 @@ static bool is_top_name(const char *name)
 static void check_sizes(verify_t *v)
 {
     char path[4096];
-    walk(v, "", is_top_name);
-    walk(v, "catalog", NULL);
-    walk(v, "segments", is_segment_name);
+    add_sizes(v, v->opts->data_dir, 3);
+    check_names(v, "", is_top_name);
+    check_names(v, "segments", is_segment_name);
     snprintf(path, sizeof(path), "%s/ballast", v->opts->data_dir);
     if (access(path, F_OK) != 0)
         cs_verify_found(v, CS_VERIFY_NO_BALLAST, "ballast: not there; the next start makes it where the disk has room");
