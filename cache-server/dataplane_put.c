@@ -15,6 +15,7 @@ static void acknowledge(dp_op_t *op, vc_status_t status, const char *text)
     cs_dataplane_t *dp = op->dp;
     dp_peer_t *peer = op->peer;
     dp_op_drop_buffer(op);
+    cs_store_count_refusal(dp->opts.store, status);
     if (status == VC_ERR_CORRUPT) { /* it was whole when the peer made it, or the peer is at fault: count, go on */
         DP_COUNT(dp, wire_corrupt, 1);
         cs_store_count_wire_corrupt(dp->opts.store);

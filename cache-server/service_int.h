@@ -24,9 +24,7 @@ typedef struct {
     _Atomic uint64_t lookups, registers, commits, fetches, puts;
     _Atomic uint64_t fetch_bytes, fetch_records, put_bytes, put_records, step_downs, damaged_reports;
     _Atomic uint32_t fetch_streams, put_streams, commits_waiting, stats_watchers, health_watchers;
-    /* Why registrations, records and commits were refused. */
-    _Atomic uint64_t refused_draining, refused_space, refused_readonly, refused_limit, refused_disk, refused_expired,
-        refused_invalid;
+    _Atomic uint64_t refused_draining;
 } cs_service_counters_t;
 
 struct cs_service {
@@ -103,8 +101,6 @@ vc_status_t cs_service_stats(void *arg, vc_rpc_call_t *call, const uint8_t *req,
 vc_status_t cs_service_stats_watch(void *arg, vc_rpc_call_t *call, vc_err_t *err);
 vc_status_t cs_service_prefixes_now(void *arg, vc_rpc_call_t *call, const uint8_t *req, size_t len, vc_bytes_t *resp,
                                     vc_err_t *err);
-/* A registration, record or commit that was refused, by reason. */
-void cs_count_refusal(cs_service_t *s, vc_status_t status);
 /* service_ops.c */
 vc_status_t cs_slow_start(cs_service_t *s, vc_err_t *err);
 void cs_slow_stop(cs_service_t *s); /* after the rpc server: every call has been answered */

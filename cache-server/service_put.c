@@ -80,7 +80,7 @@ vc_status_t cs_service_begin(void *arg, vc_rpc_call_t *call, const uint8_t *req,
     }
     vc_free(missing);
     vericache__v1__begin_register_request__free_unpacked(m, NULL);
-    cs_count_refusal(s, st);
+    cs_store_count_refusal(s->o.store, st);
     return st;
 }
 
@@ -109,7 +109,7 @@ static void commit_finish(commit_t *c, vc_status_t st, vc_err_t *err)
     cs_service_t *s = c->s;
     vc_bytes_t reply_bytes = {0};
     st = upload_error(st, c->upload_id, err);
-    cs_count_refusal(s, st);
+    cs_store_count_refusal(s->o.store, st);
     cs_hist_add(&s->commit_time, vc_clock_now_us(s->o.clock) - c->start_us);
     if (st == VC_OK) {
         Vericache__V1__CommitReply reply = VERICACHE__V1__COMMIT_REPLY__INIT;
@@ -161,7 +161,7 @@ vc_status_t cs_service_commit(void *arg, vc_rpc_call_t *call, const uint8_t *req
     if (st == VC_OK)
         st = commit_start(s, call, m->upload_id, &token, err);
     vericache__v1__upload_ref__free_unpacked(m, NULL);
-    cs_count_refusal(s, st); /* deferred: OK so far */
+    cs_store_count_refusal(s->o.store, st); /* deferred: OK so far */
     return st;
 }
 
@@ -221,7 +221,7 @@ static void put_done(void *arg, vc_status_t status)
         status = VC_OK;
     }
     cs_hist_add(&p->s->put_time, vc_clock_now_us(p->s->o.clock) - op->start_us);
-    cs_count_refusal(p->s, status);
+    cs_store_count_refusal(p->s->o.store, status);
     cs_bufpool_put(p->s->o.pool, op->buf);
     vc_free(op);
     cs_latch_done(&p->latch, status);

@@ -180,32 +180,17 @@ static void add_windows(stats_t *st, cs_service_t *s, cs_hits_t *hits, const cha
     }
 }
 
-void cs_count_refusal(cs_service_t *s, vc_status_t status)
-{
-    switch (status) {
-    case VC_OK:
-    case VC_ERR_CANCELLED: break; /* the store is closing */
-    case VC_ERR_NOSPACE: cs_count(&s->n.refused_space, 1); break;
-    case VC_ERR_READONLY: cs_count(&s->n.refused_readonly, 1); break;
-    case VC_ERR_BUSY: cs_count(&s->n.refused_limit, 1); break;
-    case VC_ERR_STALE:
-    case VC_ERR_NOT_FOUND: cs_count(&s->n.refused_expired, 1); break;
-    case VC_ERR_IO:
-    case VC_ERR_NOMEM:
-    case VC_ERR_INTERNAL: cs_count(&s->n.refused_disk, 1); break;
-    default: cs_count(&s->n.refused_invalid, 1); break;
-    }
-}
-
 static void add_refusals(stats_t *st, cs_service_t *s)
 {
+    cs_refusals_t r;
+    cs_store_get_refusals(s->o.store, &r);
     add(st, "refused_draining", "", load(&s->n.refused_draining));
-    add(st, "refused_space", "", load(&s->n.refused_space));
-    add(st, "refused_readonly", "", load(&s->n.refused_readonly));
-    add(st, "refused_limit", "", load(&s->n.refused_limit));
-    add(st, "refused_disk", "", load(&s->n.refused_disk));
-    add(st, "refused_expired", "", load(&s->n.refused_expired));
-    add(st, "refused_invalid", "", load(&s->n.refused_invalid));
+    add(st, "refused_space", "", (double)r.space);
+    add(st, "refused_readonly", "", (double)r.readonly);
+    add(st, "refused_limit", "", (double)r.limit);
+    add(st, "refused_disk", "", (double)r.disk);
+    add(st, "refused_expired", "", (double)r.expired);
+    add(st, "refused_invalid", "", (double)r.invalid);
 }
 
 static void collect(cs_service_t *s, stats_t *st)

@@ -232,6 +232,16 @@ typedef struct cs_prefix_info {
 } cs_prefix_info_t;
 vc_status_t cs_store_list_prefixes(cs_store_t *store, bool by_bytes, uint32_t limit, cs_prefix_info_t *out,
                                    uint32_t *n_p);
+/* Why registrations, records and commits were refused, by who answered them: control and data plane count here. */
+typedef struct cs_refusals {
+    uint64_t space, readonly, limit; /* no room, no writes, too many of something */
+    uint64_t disk;                   /* the disk or the memory failed */
+    uint64_t expired;                /* the upload is over or unknown, or the token is not its own */
+    uint64_t invalid;                /* damaged, or not what was registered */
+} cs_refusals_t;
+void cs_store_count_refusal(cs_store_t *store, vc_status_t status); /* OK, EXISTS and CANCELLED are none */
+void cs_store_get_refusals(cs_store_t *store, cs_refusals_t *refusals_p);
+
 /* What is leased now, by the time since the lookup that gave the lease. */
 #define CS_LEASE_AGES 6
 typedef struct cs_lease_report {

@@ -269,6 +269,7 @@ struct cs_store {
     bool is_degraded; /* a catalog write failed: refused until it was reopened */
     uint64_t ballast_bytes, catalog_bytes;
     uint64_t pinned_bytes;
+    cs_refusals_t refusals;
     cs_store_stats_t stats; /* counters; gauges are filled in by get_stats */
 };
 

@@ -1,4 +1,4 @@
-/* What is leased, for the report of a drain. */
+/* What is leased, for the report of a drain; what was refused, and why. */
 #include "store_int.h"
 #include "vc/mem.h"
 
@@ -31,5 +31,35 @@ void cs_store_lease_report(cs_store_t *s, cs_lease_report_t *report_p)
         if (lease && now_us < lease->expires_us)
             add_lease(report_p, lease, now_us);
     }
+    cs_unlock(s);
+}
+
+void cs_store_count_refusal(cs_store_t *s, vc_status_t status)
+{
+    uint64_t *counter = &s->refusals.invalid;
+    switch (status) {
+    case VC_OK:
+    case VC_ERR_EXISTS:
+    case VC_ERR_CANCELLED: return; /* the store is closing */
+    case VC_ERR_NOSPACE: counter = &s->refusals.space; break;
+    case VC_ERR_READONLY: counter = &s->refusals.readonly; break;
+    case VC_ERR_BUSY: counter = &s->refusals.limit; break;
+    case VC_ERR_STALE:
+    case VC_ERR_PERM:
+    case VC_ERR_NOT_FOUND: counter = &s->refusals.expired; break;
+    case VC_ERR_IO:
+    case VC_ERR_NOMEM:
+    case VC_ERR_INTERNAL: counter = &s->refusals.disk; break;
+    default: break;
+    }
+    cs_lock(s);
+    ++*counter;
+    cs_unlock(s);
+}
+
+void cs_store_get_refusals(cs_store_t *s, cs_refusals_t *refusals_p)
+{
+    cs_lock(s);
+    *refusals_p = s->refusals;
     cs_unlock(s);
 }

@@ -220,3 +220,24 @@ Test(store_leases, report_tells_what_is_leased_by_age)
     cr_assert_eq(report.n_leases, 1);
     fx_fini(&fx);
 }
+
+Test(store_leases, refusals_are_counted_by_reason)
+{
+    fx_t fx;
+    cs_refusals_t r;
+    fx_init(&fx, 2);
+    cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
+    const vc_status_t all[] = {VC_OK,          VC_ERR_EXISTS,   VC_ERR_CANCELLED, VC_ERR_NOSPACE, VC_ERR_READONLY,
+                               VC_ERR_BUSY,    VC_ERR_STALE,    VC_ERR_PERM,      VC_ERR_IO,      VC_ERR_NOMEM,
+                               VC_ERR_CORRUPT, VC_ERR_MISMATCH, VC_ERR_INVALID};
+    for (size_t i = 0; i < VC_ARRAY_LEN(all); i++)
+        cs_store_count_refusal(fx.store, all[i]);
+    cs_store_get_refusals(fx.store, &r);
+    cr_assert_eq(r.space, 1);
+    cr_assert_eq(r.readonly, 1);
+    cr_assert_eq(r.limit, 1);
+    cr_assert_eq(r.expired, 2);
+    cr_assert_eq(r.disk, 2);
+    cr_assert_eq(r.invalid, 3);
+    fx_fini(&fx);
+}
