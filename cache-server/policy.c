@@ -392,6 +392,13 @@ uint32_t cs_policy_victim(cs_policy_t *policy, bool (*is_kept)(void *arg, uint32
     return id;
 }
 
+uint32_t cs_policy_rank(const cs_policy_t *policy, uint32_t id)
+{
+    if (!is_inside(policy, id) || policy->items[id].is_orphan)
+        return 0;
+    return policy->items[id].list == LIST_WINDOW ? UINT32_MAX : 1u + policy->worth.rank[home_of(policy, id)];
+}
+
 /* Bits 0-5 age + 1 (0: orphan), 6-12 uses, 13 tip. */
 uint16_t cs_policy_state(const cs_policy_t *policy, uint32_t id, uint32_t now_s)
 {

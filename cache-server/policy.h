@@ -44,6 +44,9 @@ void cs_policy_remove(cs_policy_t *policy, uint32_t id, bool evicted);
  * without losing their place for good. CS_POLICY_NONE: nothing may go. Amortised O(log n) or better. */
 uint32_t cs_policy_victim(cs_policy_t *policy, bool (*is_kept)(void *arg, uint32_t id), void *arg, uint32_t now_s);
 
+/* Where it stands now: the lower goes first, equals by depth. For choosing among some of the items. */
+uint32_t cs_policy_rank(const cs_policy_t *policy, uint32_t id);
+
 /* What outlives a restart: one small number per item, written in batches by the caller, given back after insert. */
 uint16_t cs_policy_state(const cs_policy_t *policy, uint32_t id, uint32_t now_s);
 void cs_policy_restore(cs_policy_t *policy, uint32_t id, uint16_t state, uint32_t now_s);

@@ -267,13 +267,14 @@ static vc_status_t make_room_at_start(cs_store_t *s, vc_err_t *err)
 static vc_status_t alloc_tables(cs_store_t *s)
 {
     s->keyspaces = vc_calloc(CS_MAX_KEYSPACES, sizeof(*s->keyspaces));
+    s->tenants = vc_calloc(CS_MAX_KEYSPACES, sizeof(*s->tenants));
     s->columns = vc_calloc(CS_MAX_COLUMNS, sizeof(*s->columns));
     s->ghosts = vc_calloc(CS_GHOSTS, sizeof(*s->ghosts));
     s->next_prefix_id = 1;
     s->uses_us = cs_now_us(s);
     s->waiting_end = &s->waiting;
     s->commits_end = &s->commits;
-    if (!s->keyspaces || !s->columns || !s->ghosts || !s->data_dir ||
+    if (!s->keyspaces || !s->tenants || !s->columns || !s->ghosts || !s->data_dir ||
         cs_table_init(&s->leases, s->opts.max_leases) != VC_OK ||
         cs_table_init(&s->uploads, s->opts.max_uploads) != VC_OK || cs_index_create(&s->index) != VC_OK ||
         cs_index_create(&s->pending) != VC_OK || cs_policy_create(s->opts.capacity_bytes, &s->policy) != VC_OK)
@@ -470,7 +471,7 @@ static void free_memory(cs_store_t *s)
     }
     void *blocks[] = {s->op_chunks,  s->segments,     s->keyspaces,     s->columns, s->prefixes,      s->prefix_slots,
                       s->ghosts,     s->leases.slots, s->uploads.slots, s->drops,   s->dead_prefixes, s->data_dir,
-                      s->scrub.data, s->ranked,       s->copy_buf,      s->pin_ops};
+                      s->scrub.data, s->ranked,       s->copy_buf,      s->pin_ops, s->tenants};
     for (size_t i = 0; i < VC_ARRAY_LEN(blocks); i++)
         vc_free(blocks[i]);
     cs_index_destroy(s->index);
@@ -545,6 +546,7 @@ void cs_store_get_stats(cs_store_t *s, cs_store_stats_t *stats_p)
     stats_p->used_bytes = s->segments_total_bytes + s->ballast_bytes + s->catalog_bytes;
     stats_p->n_segments = s->n_segments;
     stats_p->objects = cs_index_count(s->index);
+    cs_tenant_stats(s, stats_p);
     stats_p->index_bytes = cs_index_memory_bytes(s->index) + cs_policy_memory_bytes(s->policy);
     uint64_t put = s->stats.full.put_bytes + s->stats.compressed.put_bytes;
     stats_p->write_amplification = put > 0 ? (double)s->stats.segment_written / (double)put : 0;

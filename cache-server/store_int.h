@@ -21,6 +21,7 @@
  *   store_segments.c free and sealed segments, making and removing files
  *   store_pins.c     pins that last, deletes
  *   store_uses.c     use counts that outlive a restart
+ *   store_tenants.c  what a tenant takes, and its quota
  */
 #ifndef CS_STORE_INT_H
 #define CS_STORE_INT_H
@@ -53,11 +54,19 @@ typedef struct cs_keyspace_slot {
     vc_digest_t id;
     vc_keyspace_t ks;
     uint32_t objects, uploads; /* 0 and 0: the slot may be reused */
-    bool is_used, is_stored;   /* stored: the catalog has it */
-    bool is_saved;             /* the keyspace file has it */
-    bool has_old;              /* the row of the slot's former keyspace is still there */
+    uint16_t tenant;
+    bool is_used, is_stored; /* stored: the catalog has it */
+    bool is_saved;           /* the keyspace file has it */
+    bool has_old;            /* the row of the slot's former keyspace is still there */
     vc_digest_t old_id;
 } cs_keyspace_slot_t;
+
+typedef struct cs_tenant { /* the keyspaces of one salt */
+    vc_digest_t salt;
+    uint32_t keyspaces;        /* slots that name it; 0: unused */
+    uint32_t hand;             /* entry looked at last */
+    uint64_t bytes, uploading; /* of committed objects; of extents that are not committed */
+} cs_tenant_t;
 
 typedef struct cs_column_slot {
     cs_fidelity_t fid;
@@ -232,6 +241,8 @@ struct cs_store {
     uint64_t segments_total_bytes;
     cs_segment_t *open[CS_N_CLASSES];
 
+    cs_tenant_t *tenants;
+    uint32_t n_tenants; /* slots ever used */
     cs_keyspace_slot_t *keyspaces;
     cs_column_slot_t *columns;
     uint32_t n_keyspaces, n_columns; /* slots ever used */
@@ -415,6 +426,17 @@ bool cs_uses_due(const cs_store_t *s);
 void cs_uses_stage(cs_store_t *s); /* commit thread: puts some of what is not stored into the batch */
 void cs_uses_mark(cs_store_t *s, cs_segment_t *segment);
 void cs_uses_unmark(cs_store_t *s, cs_segment_t *segment);
+
+/* ---- store_tenants.c (locked, but evict) ---- */
+uint16_t cs_tenant_join(cs_store_t *s, const vc_keyspace_t *ks); /* one more keyspace of its salt */
+void cs_tenant_leave(cs_store_t *s, uint16_t tenant);
+void cs_tenant_count(cs_store_t *s, uint32_t keyspace, int64_t stored, int64_t uploading);
+void cs_tenant_stats(const cs_store_t *s, cs_store_stats_t *stats);
+bool cs_tenant_is_over(const cs_store_t *s, uint32_t keyspace);
+/* NOSPACE: not even without its committed objects would the quota have room for bytes more. */
+vc_status_t cs_tenant_check(cs_store_t *s, uint32_t keyspace, uint64_t bytes, vc_err_t *err);
+/* Evicts its objects until it is within its quota. False: what is left is held. Takes the lock in short steps. */
+bool cs_tenant_evict(cs_store_t *s, uint32_t keyspace);
 
 /* ---- store_evict.c ---- */
 /* Puts what waits for deletion into the catalog's batch; forget drops it once that was written. Locked. */

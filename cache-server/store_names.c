@@ -44,6 +44,8 @@ uint16_t cs_keyspace_add(cs_store_t *s, const vc_digest_t *id, const vc_keyspace
         return CS_NO_NAME;
     s->n_keyspaces = VC_MAX(s->n_keyspaces, i + 1);
     cs_keyspace_slot_t *slot = &s->keyspaces[i];
+    if (slot->is_used)
+        cs_tenant_leave(s, slot->tenant);
     cs_keyspace_slot_t fresh = {
         .id = *id, .ks = *ks, .is_used = true, .has_old = slot->has_old, .old_id = slot->old_id};
     if (slot->is_stored) {
@@ -51,6 +53,7 @@ uint16_t cs_keyspace_add(cs_store_t *s, const vc_digest_t *id, const vc_keyspace
         fresh.old_id = slot->id;
     }
     *slot = fresh;
+    slot->tenant = cs_tenant_join(s, ks);
     return (uint16_t)i;
 }
 
@@ -235,6 +238,7 @@ uint32_t cs_entry_publish(cs_store_t *s, const cs_entry_t *entry)
     stats->objects++;
     stats->bytes += bytes;
     s->keyspaces[entry->keyspace].objects++;
+    cs_tenant_count(s, (uint32_t)entry->keyspace, (int64_t)bytes, 0);
     s->columns[entry->column].objects++;
     cs_prefix_t *prefix = cs_prefix_find(s, entry->prefix);
     if (prefix) {
@@ -268,6 +272,7 @@ void cs_entry_drop(cs_store_t *s, uint32_t id, cs_miss_t why)
     stats->objects--;
     stats->bytes -= bytes;
     s->keyspaces[entry.keyspace].objects--;
+    cs_tenant_count(s, (uint32_t)entry.keyspace, -(int64_t)bytes, 0);
     s->columns[entry.column].objects--;
     cs_ghost_add(s, entry.column, &entry.hash, why);
     cs_prefix_t *prefix = cs_prefix_find(s, entry.prefix);

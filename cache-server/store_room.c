@@ -34,9 +34,10 @@ static void start_or_fail(cs_store_t *s, cs_op_t *op)
 }
 
 /* The first of the queue hears why. Only the space thread takes from the queue. */
-static void refuse_first(cs_store_t *s, vc_status_t status)
+static void refuse_first(cs_store_t *s, vc_status_t status, bool is_quota)
 {
     cs_lock(s);
+    s->stats.quota_rejected += is_quota;
     cs_op_t *op = pop_waiting(s);
     cs_put_undo(s, op);
     s->stats.put_rejected++;
@@ -55,16 +56,20 @@ bool cs_waiting_serve(cs_store_t *s)
         }
         vc_status_t refused =
             s->closing || op->upload->state == CS_UPLOAD_DEAD ? VC_ERR_CANCELLED : cs_writable(s, NULL);
-        vc_status_t status = refused != VC_OK ? refused : cs_put_allocate(s, op);
+        uint16_t keyspace = op->upload->keyspace;
+        bool is_over = cs_tenant_is_over(s, keyspace);
+        vc_status_t status = refused != VC_OK ? refused : is_over ? VC_ERR_AGAIN : cs_put_allocate(s, op);
         if (status == VC_OK)
             pop_waiting(s);
         cs_unlock(s);
         if (status == VC_OK)
             start_or_fail(s, op);
         else if (refused != VC_OK)
-            refuse_first(s, refused);
-        else
+            refuse_first(s, refused, false);
+        else if (!is_over)
             return false;
+        else if (!cs_tenant_evict(s, keyspace))
+            refuse_first(s, VC_ERR_NOSPACE, true);
     }
 }
 
@@ -168,7 +173,7 @@ static void turn(cs_store_t *s)
         bool is_short = status != VC_OK && s->waiting && s->n_retired == 0;
         cs_unlock(s);
         if (is_short) { /* everything is held or being written: the next in the queue may find what this one did not */
-            refuse_first(s, VC_ERR_NOSPACE);
+            refuse_first(s, VC_ERR_NOSPACE, false);
             status = VC_OK;
         }
     }

@@ -21,12 +21,14 @@ cs_segment_t *cs_object_segment(cs_store_t *s, const cs_upload_object_t *object)
 
 static uint32_t span(const cs_upload_t *upload) { return upload->n_blocks - upload->first_block; }
 
-static void object_clear(cs_store_t *s, cs_upload_object_t *object)
+static void object_clear(cs_store_t *s, const cs_upload_t *upload, cs_upload_object_t *object)
 {
-    if (object->state == CS_OBJECT_PRESENT)
+    if (object->state == CS_OBJECT_PRESENT) {
         cs_hold_release(s, &object->hold);
-    else if (object->state != CS_OBJECT_MISSING)
+    } else if (object->state != CS_OBJECT_MISSING) {
+        cs_tenant_count(s, upload->keyspace, 0, -(int64_t)object->pages * 4096);
         cs_segment_writer_gone(s, cs_object_segment(s, object));
+    }
     object->state = CS_OBJECT_MISSING;
 }
 
@@ -39,7 +41,7 @@ static void object_hold(cs_store_t *s, cs_upload_object_t *object, uint32_t id)
 void cs_upload_detach(cs_store_t *s, cs_upload_t *upload)
 {
     for (uint32_t i = 0; i < upload->n_fid * span(upload); i++)
-        object_clear(s, &upload->objects[i]);
+        object_clear(s, upload, &upload->objects[i]);
     s->keyspaces[upload->keyspace].uploads--;
     for (uint32_t f = 0; f < upload->n_fid; f++)
         s->columns[upload->columns[f]].uploads--;
@@ -220,6 +222,13 @@ vc_status_t cs_store_begin(cs_store_t *s, const vc_keyspace_t *ks, const uint32_
         return status;
     }
     uint64_t wanted = full_bytes_wanted(upload, ks, fids, missing);
+    status = cs_tenant_check(s, upload->keyspace, wanted, err);
+    if (status != VC_OK) {
+        upload_free(s, upload);
+        s->stats.put_rejected++;
+        cs_unlock(s);
+        return status;
+    }
     if (wanted > budget) {
         upload_free(s, upload);
         s->stats.put_rejected++;
@@ -316,6 +325,8 @@ static void put_release(cs_store_t *s, cs_op_t *op, cs_object_state_t state)
     cs_upload_t *upload = op->upload;
     upload->objects[op->object].state = (uint8_t)state;
     upload->writing--;
+    if (state == CS_OBJECT_MISSING)
+        cs_tenant_count(s, upload->keyspace, 0, -(int64_t)op->io.bytes);
     if (upload->state == CS_UPLOAD_DEAD && upload->writing == 0)
         upload_free(s, upload);
 }
@@ -369,7 +380,8 @@ static void wait_for_room(cs_store_t *s, cs_op_t *op)
 }
 
 /* Locked. OK with *op_p NULL: the put waits for room. */
-static vc_status_t put_locked(cs_store_t *s, cs_upload_t *upload, uint32_t i, const vc_kvrec_head_t *head, cs_op_t *op)
+static vc_status_t put_locked(cs_store_t *s, cs_upload_t *upload, uint32_t i, const vc_kvrec_head_t *head, cs_op_t *op,
+                              vc_err_t *err)
 {
     cs_upload_object_t *object = &upload->objects[i];
     uint32_t id = cs_index_find(s->index, upload->columns[i / span(upload)], &head->hash);
@@ -377,6 +389,9 @@ static vc_status_t put_locked(cs_store_t *s, cs_upload_t *upload, uint32_t i, co
         object_hold(s, object, id);
     if (object->state != CS_OBJECT_MISSING)
         return VC_ERR_EXISTS;
+    vc_status_t status = cs_tenant_check(s, upload->keyspace, op->io.bytes, err);
+    if (status != VC_OK)
+        return status;
     op->upload = upload;
     op->object = i;
     op->class_id = head->fidelity == VC_FIDELITY_FULL ? CS_CLASS_FULL : CS_CLASS_COMPRESSED;
@@ -384,11 +399,12 @@ static vc_status_t put_locked(cs_store_t *s, cs_upload_t *upload, uint32_t i, co
     op->pin.header_crc = vc_le32(op->io.data + 12);
     object->state = CS_OBJECT_WRITING;
     object->pages = 0;
+    cs_tenant_count(s, upload->keyspace, 0, op->io.bytes);
     upload->writing++;
     /* In use, not abandoned: a registration over a slow link takes longer than the default life. */
     upload->deadline_us = VC_MAX(upload->deadline_us, cs_now_us(s) + (uint64_t)s->opts.upload_ms * 1000);
     /* First come, first served: behind puts that wait there is no room either. */
-    if (s->waiting || cs_put_allocate(s, op) != VC_OK) {
+    if (s->waiting || cs_tenant_is_over(s, upload->keyspace) || cs_put_allocate(s, op) != VC_OK) {
         wait_for_room(s, op);
         return VC_ERR_AGAIN;
     }
@@ -416,10 +432,14 @@ static vc_status_t put_start(cs_store_t *s, uint64_t upload_id, const cs_token_t
     op->worker = want->worker;
     op->done = want->done;
     op->arg = want->arg;
-    status = put_locked(s, upload, object, head, op);
+    status = put_locked(s, upload, object, head, op, err);
     if (status == VC_ERR_EXISTS) {
         cs_op_put(s, op);
         return vc_err_set(err, status, "block %u is already there", head->block_index);
+    }
+    if (status == VC_ERR_NOSPACE) {
+        cs_op_put(s, op);
+        return status;
     }
     *op_p = status == VC_OK ? op : NULL;
     return VC_OK;
