@@ -303,6 +303,61 @@ Test(ramtier, sizes_of_all_kinds_keep_the_memory_in_use)
     close_tier(&t);
 }
 
+/* ---- against LRU ---- */
+
+enum { LRU_RECORDS = 100, LRU_KEYS = 100000 };
+
+typedef struct lru {
+    uint64_t used_at[LRU_KEYS]; /* 0: not there */
+    uint32_t keys[LRU_RECORDS];
+    uint32_t n;
+    uint64_t now;
+} lru_t;
+
+static bool lru_touch(lru_t *l, uint32_t n)
+{
+    bool hit = l->used_at[n] != 0;
+    if (!hit && l->n == LRU_RECORDS) {
+        uint32_t oldest = 0;
+        for (uint32_t i = 1; i < l->n; i++)
+            if (l->used_at[l->keys[i]] < l->used_at[l->keys[oldest]])
+                oldest = i;
+        l->used_at[l->keys[oldest]] = 0;
+        l->keys[oldest] = n;
+    } else if (!hit) {
+        l->keys[l->n++] = n;
+    }
+    l->used_at[n] = ++l->now;
+    return hit;
+}
+
+/* Keys 1 to 1023, each about as likely as 1 / its number: any power of two, and any number below the next one. */
+static uint32_t zipf_key(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    uint32_t low = 1u << (uint32_t)(*state >> 33) % 10;
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return low + (uint32_t)(*state >> 33) % low;
+}
+
+/* Skewed use, and every so often somebody reads a long chain once. */
+Test(ramtier, hits_more_than_lru_under_skewed_use_with_scans)
+{
+    static lru_t lru;
+    tier_t t = open_tier(LRU_RECORDS * 10, LRU_RECORDS * 10);
+    uint64_t state = 3;
+    uint32_t ours = 0, theirs = 0, scan = 50000;
+    memset(&lru, 0, sizeof(lru));
+    for (uint32_t i = 0; i < 40000; i++) {
+        uint32_t n = i % 1000 >= 800 ? scan++ : zipf_key(&state);
+        ours += touch_record(&t, n, 10);
+        theirs += lru_touch(&lru, n);
+    }
+    cr_log_info("hits of 40000: S3-FIFO %u, LRU %u", ours, theirs);
+    cr_assert_gt(ours, theirs + theirs / 20);
+    close_tier(&t);
+}
+
 /* ---- reading ahead ---- */
 
 static bool ahead(tier_t *t, uint32_t n, uint32_t pages)
