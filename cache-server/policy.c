@@ -27,7 +27,7 @@
 #define GHOSTS_PER_ID 2u
 #define MEMORY_PER_GHOST 4.0 /* uses that the figures span, against the span of the ghosts that bring them */
 #define RECHECKS 4u          /* parked items looked at per call */
-#define DEPTH_MASK 0x7ffu
+#define DEPTH_MASK 0x3ffu
 
 enum { LIST_WINDOW = CS_WORTH_CELLS, LIST_PARKED, LIST_ORPHANS, N_LISTS, LIST_NONE = 2047 };
 _Static_assert(N_LISTS < LIST_NONE, "a list has 11 bits");
@@ -41,7 +41,8 @@ typedef struct item {
     uint32_t is_tip : 1; /* came as the last block of its run */
     uint32_t is_full : 1;
     uint32_t is_orphan : 1;
-    uint32_t depth : 11; /* modulo 2^11: tells whether a run goes on */
+    uint32_t is_uncounted : 1; /* its wait began before a restart and is not in the figures */
+    uint32_t depth : 10;       /* modulo 2^10: tells whether a run goes on */
 } item_t;
 _Static_assert(sizeof(item_t) <= 24, "memory per id is a promise");
 
@@ -195,7 +196,9 @@ static void age_cells(cs_policy_t *p)
 /* One more use, and a new wait. */
 static void count_use(cs_policy_t *p, item_t *item, uint32_t age)
 {
-    cs_worth_use(&p->worth, kind_of(item), age);
+    if (!item->is_uncounted)
+        cs_worth_use(&p->worth, kind_of(item), age);
+    item->is_uncounted = 0;
     item->uses = VC_MIN(item->uses + 1u, CS_POLICY_USES_MAX) & 0x7fu;
     item->used = now(p);
     cs_worth_wait(&p->worth, kind_of(item));
@@ -263,9 +266,9 @@ void cs_policy_insert(cs_policy_t *policy, uint32_t id, const cs_policy_item_t *
                      .depth = value->block_index & DEPTH_MASK};
     if (policy->run_goes_on && policy->run_inserts && is_inside(policy, policy->run_last)) {
         item_t *parent = &policy->items[policy->run_last]; /* no tip after all */
-        uint32_t was = kind_of(parent);
+        cs_worth_unwait(&policy->worth, kind_of(parent));
         parent->is_tip = 0;
-        cs_worth_wait_as(&policy->worth, was, kind_of(parent));
+        cs_worth_wait(&policy->worth, kind_of(parent));
     }
     cs_ghost_t ghost = cs_ghosts_take(&policy->ghosts, item->fp, now(policy));
     item->uses = ghost.uses & 0x7fu;
@@ -399,14 +402,14 @@ uint32_t cs_policy_rank(const cs_policy_t *policy, uint32_t id)
     return policy->items[id].list == LIST_WINDOW ? UINT32_MAX : 1u + policy->worth.rank[home_of(policy, id)];
 }
 
-/* Bits 0-5 age + 1 (0: orphan), 6-12 uses, 13 tip. */
+/* Bits 0-6 age + 1 (0: orphan), 7-13 uses, 14 tip. */
 uint16_t cs_policy_state(const cs_policy_t *policy, uint32_t id, uint32_t now_s)
 {
     (void)now_s;
     if (!is_inside(policy, id) || policy->items[id].is_orphan)
         return 0;
     const item_t *item = &policy->items[id];
-    return (uint16_t)((age_of(policy, item) + 1) | item->uses << 6 | item->is_tip << 13);
+    return (uint16_t)((age_of(policy, item) + 1) | (uint32_t)item->uses << 7 | (uint32_t)item->is_tip << 14);
 }
 
 void cs_policy_restore(cs_policy_t *policy, uint32_t id, uint16_t state, uint32_t now_s)
@@ -415,11 +418,14 @@ void cs_policy_restore(cs_policy_t *policy, uint32_t id, uint16_t state, uint32_
     if (!is_inside(policy, id))
         return;
     item_t *item = &policy->items[id];
-    uint32_t age = VC_MIN(state & 63u, CS_WORTH_AGES);
+    uint32_t age = VC_MIN(state & 0x7fu, CS_WORTH_AGES);
+    if (!item->is_uncounted)
+        cs_worth_unwait(&policy->worth, kind_of(item));
+    item->is_uncounted = 1;
     if (age > 0) {
         item->used = now(policy) - cs_worth_age_start(age - 1);
-        item->uses = VC_MAX((uint32_t)state >> 6 & 0x7fu, 1u) & 0x7fu;
-        item->is_tip = (uint32_t)state >> 13 & 1u;
+        item->uses = VC_MAX((uint32_t)state >> 7 & 0x7fu, 1u) & 0x7fu;
+        item->is_tip = (uint32_t)state >> 14 & 1u;
     }
     item->is_orphan = age == 0;
     if (item->list != LIST_PARKED) { /* out of the window, too: it had its time there before the restart */

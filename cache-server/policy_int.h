@@ -12,12 +12,12 @@
 
 #define CS_POLICY_USES_MAX 127u /* counted that far */
 
-/* Age: ticks since the last use; a tick is 1/1024 of the capacity inserted. Bucket 0 is below one tick, then come two
- * buckets a doubling; the last is open. */
+/* Age: ticks since the last use; a tick is 1/1024 of the capacity inserted. Bucket 0 is below one tick, then come four
+ * buckets a doubling; the last, from 200 turnovers, is open. */
 #define CS_TICKS_PER_TURNOVER 1024u
-#define CS_WORTH_AGES 40u
-/* By uses: 1 and came as the tip of its chain, 1, 2, 3, 4-5, 6-8, 9-16, 17-64, more. */
-#define CS_WORTH_KINDS 9u
+#define CS_WORTH_AGES 72u
+/* By uses: 1 and came as the tip of its chain, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96 or more. */
+#define CS_WORTH_KINDS 14u
 #define CS_WORTH_CELLS (2u * CS_WORTH_KINDS * CS_WORTH_AGES) /* of compressed and of full copies */
 #define CS_WORTH_SNAPSHOTS 128u
 
@@ -43,8 +43,8 @@ typedef struct cs_worth {
 void cs_worth_init(cs_worth_t *worth);
 /* A wait of this kind began, or ended at this age. */
 void cs_worth_wait(cs_worth_t *worth, uint32_t kind);
-/* The wait that began last is of another kind. */
-void cs_worth_wait_as(cs_worth_t *worth, uint32_t was, uint32_t kind);
+/* A wait that began just now is not to be counted. */
+void cs_worth_unwait(cs_worth_t *worth, uint32_t kind);
 void cs_worth_use(cs_worth_t *worth, uint32_t kind, uint32_t age);
 /* Time to rank again? */
 bool cs_worth_is_due(const cs_worth_t *worth);

@@ -21,33 +21,36 @@
 #include "policy_int.h"
 #include "vc/mem.h"
 
-#define RANK_EVERY 1024u
+#define RANK_EVERY 2048u
 #define PRIOR_WAITS 1.0
 #define COMPRESSED_GAIN \
     4.0 /* 16-bit values against 4-bit codes: a use saves the same time for a quarter of the bytes */
+
+/* The first tick of a quarter of a doubling: 2^(log + quarter / 4), rounded up. */
+static uint32_t quarter_start(uint32_t log, uint32_t quarter)
+{
+    static const uint32_t powers[4] = {65536, 77936, 92682, 110218}; /* 2^(16 + quarter / 4), rounded up */
+    return (uint32_t)((((uint64_t)powers[quarter] << log) + 65535) >> 16);
+}
 
 uint32_t cs_worth_age(uint32_t ticks)
 {
     if (ticks == 0)
         return 0;
-    uint32_t log = 31u - (uint32_t)__builtin_clz(ticks);
-    uint32_t upper_half = ((uint64_t)ticks * ticks) >> (2 * log + 1) != 0; /* at least sqrt(2) * 2^log */
-    return VC_MIN(1 + 2 * log + upper_half, CS_WORTH_AGES - 1);
+    uint32_t log = 31u - (uint32_t)__builtin_clz(ticks), quarter = 3;
+    while (ticks < quarter_start(log, quarter))
+        quarter--;
+    return VC_MIN(1 + 4 * log + quarter, CS_WORTH_AGES - 1);
 }
 
 uint32_t cs_worth_age_start(uint32_t bucket)
 {
-    if (bucket == 0)
-        return 0;
-    uint32_t power = 1u << (bucket - 1) / 2;
-    if (bucket % 2 == 1)
-        return power;
-    return (uint32_t)(((uint64_t)power * 92682 + 65535) >> 16); /* rounded up, as cs_worth_age does */
+    return bucket == 0 ? 0 : quarter_start((bucket - 1) / 4, (bucket - 1) % 4);
 }
 
 uint32_t cs_worth_kind(uint32_t uses, bool is_tip)
 {
-    static const uint8_t least[CS_WORTH_KINDS] = {0, 0, 2, 3, 4, 6, 9, 17, 65};
+    static const uint8_t least[CS_WORTH_KINDS] = {0, 0, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96};
     uint32_t k = CS_WORTH_KINDS - 1;
     while (uses < least[k])
         k--;
@@ -61,11 +64,7 @@ void cs_worth_wait(cs_worth_t *worth, uint32_t kind)
     worth->n_unranked++;
 }
 
-void cs_worth_wait_as(cs_worth_t *worth, uint32_t was, uint32_t kind)
-{
-    worth->waits[was] = VC_MAX(worth->waits[was] - 1, 0);
-    worth->waits[kind]++;
-}
+void cs_worth_unwait(cs_worth_t *worth, uint32_t kind) { worth->waits[kind] = VC_MAX(worth->waits[kind] - 1, 0); }
 
 void cs_worth_use(cs_worth_t *worth, uint32_t kind, uint32_t age) { worth->used_again[kind][age]++; }
 
