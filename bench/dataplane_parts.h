@@ -13,6 +13,7 @@
 
 typedef struct server {
     cs_bufpool_t *pool;
+    cs_ramtier_t *ram; /* for the hot record; too small to keep much of 64 MiB */
     cs_workers_t *workers;
     cs_store_t *store;
     cs_dataplane_t *dp;

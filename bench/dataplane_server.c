@@ -9,6 +9,7 @@
 
 #define CYCLE_BYTES (64u << 20)
 #define POOL_BUFS 24u
+#define RAM_RECORDS 3u
 
 static const vc_kv_shape_t shape = {30, 3, 64, 64, VC_DTYPE_F16};
 
@@ -105,6 +106,8 @@ void start_server(server_t *s)
     vc_err_t err = {0};
     make_chain(s);
     must(cs_bufpool_create(POOL_BUFS, s->record_bytes, &s->pool, &err), &err, "buffers");
+    cs_ramtier_opts_t ro = {.bytes = RAM_RECORDS * s->record_bytes, .pool = s->pool};
+    must(cs_ramtier_create(&ro, &s->ram, &err), &err, "memory tier");
     cs_workers_opts_t wo = {.n_workers = 1, .queue_depth = 64, .io_mode = CS_IO_AUTO, .pool = s->pool};
     bench_pin(0); /* the worker and UCX's threads inherit it */
     must(cs_workers_start(&wo, &s->workers, &err), &err, "workers");
@@ -114,6 +117,7 @@ void start_server(server_t *s)
     so.capacity_bytes = 1u << 30;
     so.workers = s->workers;
     so.pool = s->pool;
+    so.ram = s->ram;
     must(cs_store_open(&so, &s->store, &err), &err, "store");
     fill_store(s);
     cs_dataplane_opts_t opts;
@@ -132,6 +136,7 @@ void stop_server(server_t *s)
     cs_dataplane_stop(s->dp);
     cs_store_close(s->store);
     cs_workers_stop(s->workers);
+    cs_ramtier_destroy(s->ram);
     cs_bufpool_destroy(s->pool);
     vc_free(s->tokens);
     vc_free(s->hashes);
