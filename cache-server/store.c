@@ -347,6 +347,9 @@ static vc_status_t open_steps(cs_store_t *s, vc_err_t *err)
             return status;
         s->opts.ram = s->own_ram;
     }
+    cs_ramtier_stats_t ram_stats;
+    cs_ramtier_get_stats(s->opts.ram, &ram_stats);
+    s->reads_ahead = ram_stats.capacity_bytes > 0;
     if ((status = cs_dir_lock(s, err)) != VC_OK)
         return status;
     if ((status = cs_catalog_check_format(s->data_dir, err)) != VC_OK)

@@ -107,7 +107,7 @@ vc_status_t cs_store_get(cs_store_t *s, cs_worker_t *worker, const cs_pin_t *pin
     if (asked.bytes > cs_bufpool_buf_bytes(s->opts.pool))
         return VC_ERR_RANGE;
     vc_status_t status = get(s, worker, &asked, view_p, done, arg);
-    if (status == VC_OK && asked.lease_id != 0 && !s->own_ram)
+    if (status == VC_OK && asked.lease_id != 0 && s->reads_ahead)
         read_ahead(s, worker, &asked);
     return status;
 }

@@ -206,6 +206,7 @@ typedef struct cs_table { /* slots with ids that are never reused: id = serial <
 struct cs_store {
     cs_store_opts_t opts;
     cs_ramtier_t *own_ram; /* where the options name none */
+    bool reads_ahead;      /* the tier has room of its own */
     char *data_dir;
     int lock_fd;
     uint64_t boot_id, generation;
