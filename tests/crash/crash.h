@@ -18,6 +18,8 @@
  *   +US                    SIGKILL US microseconds after recovery
  *   #N                     SIGKILL before the N-th operation
  *   POINT:COUNT:ACTION...  what fault.h says, as in VERICACHE_FAULT
+ *
+ * and ! before any of these means that the catalog is lost before the life begins, so that it has to be made anew.
  */
 #ifndef CRASH_H
 #define CRASH_H
@@ -47,8 +49,9 @@ typedef struct crash_scenario {
 
 const crash_scenario_t *crash_scenario(const char *name); /* NULL: no such */
 
-/* May be visible after a restart; must be, unless it was evicted; must be, since it may not be evicted. */
-enum { CRASH_MAY = 1, CRASH_MUST = 2, CRASH_PINNED = 4 };
+/* May be visible after a restart; must be, unless it was evicted; must be, since it may not be evicted; was written
+ * once, whatever became of it: a catalog made anew from the segments finds that, too. */
+enum { CRASH_MAY = 1, CRASH_MUST = 2, CRASH_PINNED = 4, CRASH_WRITTEN = 8 };
 
 typedef enum { CRASH_IDLE = 0, CRASH_PUTTING, CRASH_COMMITTING } crash_step_t;
 typedef enum { CRASH_OPENING = 0, CRASH_CHECKING, CRASH_RUNNING, CRASH_CLOSING, CRASH_OVER } crash_phase_t;
@@ -64,8 +67,8 @@ typedef struct crash_ticket { /* what a client of the life before still holds */
     cs_token_t token;
 } crash_ticket_t;
 
-typedef struct crash_counts {                                 /* over all epochs */
-    _Atomic uint64_t lives, kills, recoveries_killed, points; /* points: names of fault points with a kill */
+typedef struct crash_counts {                                           /* over all epochs */
+    _Atomic uint64_t lives, kills, recoveries_killed, points, rebuilds; /* points: names of fault points with a kill */
     _Atomic uint64_t commits, deletes, pins, aborts, abandoned, evictions, refused, lookups, reads, checked;
 } crash_counts_t;
 
@@ -83,10 +86,12 @@ typedef struct crash_model {
     uint32_t attempts;              /* lives since then */
     _Atomic uint64_t bytes_written; /* records, in this epoch */
     _Atomic uint32_t phase, steps;
+    _Atomic bool is_rebuilt;       /* the catalog was lost since the last check */
     _Atomic bool tolerates_errors; /* the life injects failures that are no kills */
     crash_counts_t counts;
 #ifdef VC_FAULTS
     cs_fault_passes_t passes, passes_at_open; /* of this life; of its recovery */
+    cs_fault_passes_t most, most_at_open;     /* of any life, of all epochs */
 #endif
     _Atomic bool has_failed;
     char failure[512];

@@ -112,12 +112,13 @@ static void check_start(check_t *c)
 {
     crash_model_t *m = c->model;
     uint64_t generation = cs_store_generation(c->fx->store), boot_id = cs_store_boot_id(c->fx->store);
-    if (generation <= m->generation || generation > m->generation + m->attempts)
+    bool is_known = !m->is_rebuilt; /* the count of starts goes with the catalog; the boot id tells the lives apart */
+    if (is_known && (generation <= m->generation || generation > m->generation + m->attempts))
         crash_fail(m, "generation %llu after %llu and %u starts", (unsigned long long)generation,
                    (unsigned long long)m->generation, m->attempts);
     if (boot_id == m->boot_id)
         crash_fail(m, "two lives have the same boot id");
-    if (m->attempts == 1 && generation != m->generation + 1)
+    if (is_known && m->attempts == 1 && generation != m->generation + 1)
         crash_fail(m, "generation %llu is not one more than %llu", (unsigned long long)generation,
                    (unsigned long long)m->generation);
     m->generation = generation;
@@ -162,7 +163,8 @@ static void look(check_t *c, uint32_t f, uint32_t chain, uint32_t b)
         c->bytes_visible += found.bytes;
         cs_store_unpin(c->fx->store, &found);
     }
-    if (is_there && !(flags & CRASH_MAY))
+    uint8_t allowed = c->model->is_rebuilt ? CRASH_MAY | CRASH_WRITTEN : CRASH_MAY;
+    if (is_there && !(flags & allowed))
         crash_fail(c->model, "chain %u block %u copy %u is there; it was never committed, or it was deleted", chain, b,
                    f);
     if (!is_there && (flags & CRASH_MUST) && !c->may_have_evicted)
@@ -223,7 +225,7 @@ static void check_unit(check_t *c, uint32_t w)
             there += is_alone && c->seen[f][unit->chain][b];
         }
     }
-    if (there != 0 && there != total && !c->may_have_evicted)
+    if (there != 0 && there != total && !c->may_have_evicted && !c->model->is_rebuilt)
         crash_fail(c->model, "a commit of chain %u left %u of its %u objects", unit->chain, there, total);
 }
 
@@ -232,13 +234,19 @@ static void take_over(check_t *c)
 {
     for (uint32_t f = 0; f < 2; f++) {
         for (uint32_t chain = 0; chain < CRASH_CHAINS; chain++) {
-            for (uint32_t b = 0; b < CRASH_BLOCKS; b++)
+            for (uint32_t b = 0; b < CRASH_BLOCKS; b++) {
+                uint8_t flags = c->model->objects[f][chain][b];
+                bool is_there = c->seen[f][chain][b];
                 c->model->objects[f][chain][b] =
-                    c->seen[f][chain][b] ? CRASH_MAY | CRASH_MUST | (c->model->objects[f][chain][b] & CRASH_PINNED) : 0;
+                    (uint8_t)((flags & CRASH_WRITTEN) |
+                              (is_there ? CRASH_MAY | CRASH_MUST | (flags & CRASH_PINNED) : 0));
+            }
         }
     }
     for (uint32_t w = 0; w < CRASH_WRITERS; w++)
         c->model->units[w].step = CRASH_IDLE;
+    c->model->counts.rebuilds += c->model->is_rebuilt;
+    c->model->is_rebuilt = false;
 }
 
 static void check_chain(check_t *c, uint32_t chain)

@@ -114,6 +114,7 @@ static void run_unit(crash_worker_t *w, uint32_t chain, uint32_t first, uint32_t
     ticket->is_set = true;
     check_missing(w, unit, before, missing);
     w->model->bytes_written += (uint64_t)info.n_missing * (w->scenario->n_layer + 1) * 4096;
+    flag(w->model, unit, CRASH_WRITTEN, 0);
     status = fx_put_missing(w->fx, &info, crash_seed(chain), first, n_blocks, what, missing);
     if (is_fine(w, status, "put")) {
         end_unit(w, &info);

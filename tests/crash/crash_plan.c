@@ -19,14 +19,16 @@ void crash_report(const crash_model_t *model, const char *title, double since_s)
     const crash_counts_t *n = &model->counts;
     fprintf(stderr,
             "crash: %s: kill points: %llu (in recovery: %llu, fault points: %llu), restarts: %llu, commits "
-            "acknowledged: %llu, deletes: %llu, pins: %llu, aborts: %llu, abandoned: %llu, evictions: %llu, refused: "
+            "acknowledged: %llu, deletes: %llu, pins: %llu, rebuilds: %llu, aborts: %llu, abandoned: %llu, evictions: "
+            "%llu, refused: "
             "%llu, leased "
             "reads: %llu, records checked: %llu, seconds: %.1f\n",
             title, (unsigned long long)n->kills, (unsigned long long)n->recoveries_killed,
             (unsigned long long)n->points, (unsigned long long)n->lives, (unsigned long long)n->commits,
-            (unsigned long long)n->deletes, (unsigned long long)n->pins, (unsigned long long)n->aborts,
-            (unsigned long long)n->abandoned, (unsigned long long)n->evictions, (unsigned long long)n->refused,
-            (unsigned long long)n->reads, (unsigned long long)n->checked, crash_now_s() - since_s);
+            (unsigned long long)n->deletes, (unsigned long long)n->pins, (unsigned long long)n->rebuilds,
+            (unsigned long long)n->aborts, (unsigned long long)n->abandoned, (unsigned long long)n->evictions,
+            (unsigned long long)n->refused, (unsigned long long)n->reads, (unsigned long long)n->checked,
+            crash_now_s() - since_s);
 }
 
 bool crash_replay(crash_model_t *model, const char *path)
@@ -96,19 +98,17 @@ static void add_point(plan_t *plan, const char *name, unsigned long at_open, uns
         add_target(plan, name, at_open + (passes - at_open) * i / 6, passes);
 }
 
-/* Lives without a kill show the points: of the first start, of a full store, of a later one. */
+/* Lives without a kill show the points: of the first start, of a full store, of a later start, of a rebuild. */
 static bool learn(crash_model_t *model, const char *scenario, uint64_t seed, plan_t *plan)
 {
-    char line[256];
-    int n = snprintf(line, sizeof(line), "%s %llu ", scenario, (unsigned long long)seed);
-    for (int lives = 1; lives <= 5; lives += 2) {
-        snprintf(line + n, sizeof(line) - (size_t)n, "%.*s", lives * 2 - 1, "-;-;-;-;-");
-        if (!crash_epoch(model, line))
-            return false;
-        for (unsigned i = 0; i < model->passes.n; i++) {
-            const char *name = model->passes.points[i].name;
-            add_point(plan, name, passes_of(&model->passes_at_open, name), model->passes.points[i].passes);
-        }
+    char line[128];
+    model->most.n = model->most_at_open.n = 0;
+    snprintf(line, sizeof(line), "%s %llu -;-;!-;-;-", scenario, (unsigned long long)seed);
+    if (!crash_epoch(model, line))
+        return false;
+    for (unsigned i = 0; i < model->most.n; i++) {
+        const char *name = model->most.points[i].name;
+        add_point(plan, name, passes_of(&model->most_at_open, name), model->most.points[i].passes);
     }
     return true;
 }
@@ -136,8 +136,9 @@ static bool sweep_some(crash_model_t *model, const char *scenario, uint64_t seed
         (size_t)snprintf(line, sizeof(line), "%s %llu %s", scenario, (unsigned long long)seed, fill ? "-;-;" : "");
     for (size_t i = 0; i < n; i++) {
         now[i] = plan->targets[i];
-        length += (size_t)snprintf(line + length, sizeof(line) - length, "%s%s:%lu:%s", i ? ";" : "", now[i].name,
-                                   now[i].at, ends[(i + seed) % VC_ARRAY_LEN(ends)]);
+        length += (size_t)snprintf(line + length, sizeof(line) - length, "%s%s%s:%lu:%s", i ? ";" : "",
+                                   strncmp(now[i].name, "rebuild.", 8) == 0 ? "!" : "", now[i].name, now[i].at,
+                                   ends[(i + seed) % VC_ARRAY_LEN(ends)]);
     }
     if (!crash_epoch(model, line))
         return false;
@@ -219,6 +220,8 @@ static size_t random_fault(char *text, size_t cap, uint64_t *state)
     const char *format = faults[crash_random(state) % VC_ARRAY_LEN(faults)];
     snprintf(fault, sizeof(fault), format, 1 + crash_random(state) % (format[0] == 'i' ? 60 : 10));
     /* It goes on for a while after the fault, and ends somewhere. */
+    if (crash_random(state) % 4 == 0) /* while the catalog is reopened after a fault, if it is */
+        return (size_t)snprintf(text, cap, "%s,catalog.open:2:kill", fault);
     return (size_t)snprintf(text, cap, "%s,io.write:%u:%s", fault, 20 + crash_random(state) % 60,
                             crash_random(state) % 2 ? "kill" : "crash=3");
 #else
@@ -228,7 +231,9 @@ static size_t random_fault(char *text, size_t cap, uint64_t *state)
 
 static size_t random_life(char *text, size_t cap, uint64_t *state)
 {
-    uint32_t kind = crash_random(state) % 20;
+    uint32_t kind = crash_random(state) % 21;
+    if (kind == 20)
+        return (size_t)snprintf(text, cap, "!@%u", crash_random(state) % 100000);
     if (kind < 5) /* about as long as a recovery takes */
         return (size_t)snprintf(text, cap, "@%u", crash_random(state) % 30000);
     if (kind < 14)

@@ -3,7 +3,8 @@
  * and every byte of it is right (crash.h says what that means).
  *
  * VC_CRASH_CASE='SCENARIO SEED LIFE;...' repeats one case alone, as often as VC_CRASH_TIMES says; the threads of a life
- * interleave differently each time. VC_CRASH_FOR=SECONDS goes on with new seeds for that long (./run test
+ * interleave differently each time. VC_CRASH_LOG=1 shows what the store logs, VC_CRASH_KEEP=1 leaves a failed
+ * directory. VC_CRASH_FOR=SECONDS goes on with new seeds for that long (./run test
  * --long).
  */
 #include "support/vc_test.h"
