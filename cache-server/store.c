@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <sodium.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -556,43 +555,4 @@ void cs_store_get_stats(cs_store_t *s, cs_store_stats_t *stats_p)
     stats_p->dead_bytes = s->ranked_bytes - s->ranked_live;
     stats_p->readonly = s->readonly || s->no_space || s->is_degraded || s->is_lost;
     cs_unlock(s);
-}
-
-static int by_hits(const void *a, const void *b)
-{
-    const cs_prefix_info_t *x = a, *y = b;
-    return x->hits != y->hits ? (x->hits < y->hits ? 1 : -1) : memcmp(&x->tip, &y->tip, sizeof(x->tip));
-}
-
-static int by_size(const void *a, const void *b)
-{
-    const cs_prefix_info_t *x = a, *y = b;
-    return x->bytes != y->bytes ? (x->bytes < y->bytes ? 1 : -1) : memcmp(&x->tip, &y->tip, sizeof(x->tip));
-}
-
-vc_status_t cs_store_list_prefixes(cs_store_t *s, bool by_bytes, uint32_t limit, cs_prefix_info_t *out, uint32_t *n_p)
-{
-    cs_lock(s);
-    cs_prefix_info_t *all = vc_calloc(s->n_prefixes, sizeof(*all));
-    uint32_t n = all ? s->n_prefixes : 0;
-    for (uint32_t i = 0; i < n; i++) {
-        const cs_prefix_t *prefix = &s->prefixes[i];
-        all[i] = (cs_prefix_info_t){.tip = prefix->tip,
-                                    .keyspace = s->keyspaces[prefix->keyspace].id,
-                                    .n_blocks = prefix->n_blocks,
-                                    .hits = prefix->hits,
-                                    .bytes = prefix->bytes,
-                                    .n_head_tokens = prefix->n_head_tokens};
-        memcpy(all[i].head_tokens, prefix->head_tokens, sizeof(all[i].head_tokens));
-    }
-    cs_unlock(s);
-    if (!all)
-        return VC_ERR_NOMEM;
-    qsort(all, n, sizeof(*all), by_bytes ? by_size : by_hits);
-    n = VC_MIN(n, limit);
-    if (n > 0)
-        memcpy(out, all, n * sizeof(*out));
-    vc_free(all);
-    *n_p = n;
-    return VC_OK;
 }

@@ -116,6 +116,7 @@ static vc_status_t make_lease(cs_store_t *s, const found_t *found, const vc_dige
     lease->expires_us = lease->created_us + (uint64_t)s->opts.lease_ms * 1000;
     for (uint32_t f = 0; f < n_fid; f++) {
         lease->first[f] = lease->n_holds;
+        lease->bytes += r->n_bytes[f];
         lease->n[f] = r->n_blocks[f];
         lease->columns[f] = found->columns[f];
         for (uint32_t b = 0; b < r->n_blocks[f]; b++)

@@ -241,3 +241,31 @@ Test(store_leases, refusals_are_counted_by_reason)
     cr_assert_eq(r.invalid, 3);
     fx_fini(&fx);
 }
+
+Test(store_leases, prefixes_are_listed_in_order_up_to_the_limit)
+{
+    enum { MANY = 20 };
+    fx_t fx;
+    cs_lookup_result_t r;
+    cs_prefix_info_t list[MANY + 1];
+    uint32_t n = 0;
+    fx_init(&fx, 2);
+    cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
+    for (uint32_t i = 0; i < MANY; i++) { /* sizes and hits in orders of their own */
+        cr_assert_eq(fx_register(&fx, i, 0, 1 + i * 7 % MANY, FX_FULL), VC_OK);
+        for (uint32_t k = 0; k < i * 13 % MANY; k++) {
+            cr_assert_eq(fx_lookup(&fx, i, 1, true, &r), VC_OK);
+            cr_assert_eq(cs_store_lease_release(fx.store, cs_store_boot_id(fx.store), r.lease_id, &r.token), VC_OK);
+        }
+    }
+    for (uint32_t limit = 0; limit <= MANY + 1; limit++) {
+        cr_assert_eq(cs_store_list_prefixes(fx.store, true, limit, list, &n), VC_OK);
+        cr_assert_eq(n, VC_MIN(limit, MANY));
+        for (uint32_t i = 0; i < n; i++)
+            cr_assert_eq(list[i].n_blocks, MANY - i);
+        cr_assert_eq(cs_store_list_prefixes(fx.store, false, limit, list, &n), VC_OK);
+        for (uint32_t i = 0; i < n; i++)
+            cr_assert_eq(list[i].hits, MANY - 1 - i);
+    }
+    fx_fini(&fx);
+}
