@@ -6,6 +6,7 @@
 #include "vc/mem.h"
 
 #define BURST_US 10000 /* what may gather while nobody sends */
+#define STEP_BACK_US 1000000
 
 struct cs_pace_stream {
     cs_pace_t *pace;
@@ -94,9 +95,12 @@ void cs_pace_request(cs_pace_stream_t *stream, uint32_t bytes)
     pthread_mutex_unlock(&p->lock);
 }
 
-/* A clock that steps back fills nothing. */
+/* A clock that steps back fills nothing, and counts from there: a stream must not stand still until the clock is where
+ * it was. Callers that read the clock and came here in another order are no step back. */
 static void fill(cs_pace_t *p, uint64_t now_us)
 {
+    if (p->filled_us > now_us && p->filled_us - now_us > STEP_BACK_US)
+        p->filled_us = now_us;
     if (now_us <= p->filled_us)
         return;
     p->level += (double)p->bytes_per_s * (double)(now_us - p->filled_us) / 1e6;

@@ -72,13 +72,28 @@ static void on_object(void *arg, const cs_object_row_t *row) { (void)arg, (void)
 static void on_segment(void *arg, const cs_segment_row_t *row) { (void)arg, (void)row; }
 static void on_prefix(void *arg, const cs_prefix_row_t *row) { (void)arg, (void)row; }
 
-/* What the damaged catalog still tells. A keyspace proves itself by its id; nothing else is taken on trust. */
+/* One whose object is not found again goes at the first start. */
+static void on_pin(void *arg, const vc_object_key_t *key)
+{
+    rebuild_t *r = arg;
+    if (!rebuild_grow((void **)&r->pins, &r->cap_pins, r->n_pins, sizeof(*r->pins)))
+        r->status = VC_ERR_NOMEM;
+    else
+        r->pins[r->n_pins++] = *key;
+}
+
+/* What the damaged catalog still tells: keyspaces, which prove themselves by their ids, and what is pinned. Nothing is
+ * taken on trust that says where bytes are. */
 static void ask_old_catalog(rebuild_t *r, const char *data_dir)
 {
     vc_err_t why;
     cs_catalog_t *old = NULL;
-    cs_catalog_visitor_t visitor = {
-        .object = on_object, .segment = on_segment, .keyspace = on_keyspace, .prefix = on_prefix, .arg = r};
+    cs_catalog_visitor_t visitor = {.object = on_object,
+                                    .segment = on_segment,
+                                    .keyspace = on_keyspace,
+                                    .prefix = on_prefix,
+                                    .arg = r,
+                                    .pin = on_pin};
     if (cs_catalog_open_offline(data_dir, &old, &why) != VC_OK)
         return;
     r->generation = cs_catalog_generation(old);
@@ -201,6 +216,10 @@ static vc_status_t write_rows(const rebuild_t *r, cs_catalog_t *catalog, vc_err_
         cs_catalog_put_object(catalog, &r->rows[i]);
         status = write_full_batch(catalog, &n, false, err);
     }
+    for (uint32_t i = 0; i < r->n_pins && status == VC_OK; i++) {
+        cs_catalog_put_pin(catalog, &r->pins[i], r->stored_s);
+        status = write_full_batch(catalog, &n, false, err);
+    }
     if (status != VC_OK)
         return status;
     cs_catalog_put_generation(catalog, r->generation);
@@ -307,6 +326,7 @@ static void free_all(rebuild_t *r)
     vc_free(r->keyspaces);
     vc_free(r->prefixes);
     vc_free(r->heads);
+    vc_free(r->pins);
 }
 
 vc_status_t cs_rebuild_catalog(const char *data_dir, cs_rebuild_report_t *report_p, vc_err_t *err)
@@ -330,6 +350,7 @@ vc_status_t cs_rebuild_catalog(const char *data_dir, cs_rebuild_report_t *report
         status = swap(data_dir, err);
     r.report.objects = r.n_rows;
     r.report.prefixes = r.n_prefixes;
+    r.report.pins = r.n_pins;
     for (uint32_t i = 0; i < r.n_keyspaces; i++)
         r.report.keyspaces += r.keyspaces[i].objects > 0;
     *report_p = r.report;

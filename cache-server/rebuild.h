@@ -5,7 +5,8 @@
  * Every record says by itself what it is: its header carries key, parent, tokens and keyspace id, and every byte is
  * summed. So all whole records in all segment files become rows again, those of evicted or aborted objects included: a
  * record under its key is right whoever wrote it and when. What is lost: prefixes are made anew from the chains, times
- * are those of the rebuild, and records of a keyspace that neither the keyspace file nor the old catalog knows.
+ * are those of the rebuild, use counts begin anew, pins are kept where the old catalog can still be read, and records
+ * of a keyspace that neither the keyspace file nor the old catalog knows are left out.
  *
  * DIR/rebuild/catalog is filled and synced, DIR/catalog becomes DIR/catalog.damaged-<n>, the new one takes its place.
  * A kill at any point leaves a directory from which the next start does the same again.
@@ -23,7 +24,7 @@ typedef struct cs_rebuild_report {
     uint32_t damaged;           /* places that look like a record and are none: torn, flipped or written over */
     uint32_t unknown;           /* sound records of keyspaces that nobody knows any more */
     uint32_t unreadable;        /* pages that the disk refuses to read */
-    uint32_t keyspaces, prefixes;
+    uint32_t keyspaces, prefixes, pins;
     uint64_t bytes; /* of the records found */
     bool old_read;  /* the old catalog gave what it could */
 } cs_rebuild_report_t;

@@ -27,6 +27,8 @@ typedef struct rebuild {
     uint32_t n_prefixes, cap_prefixes;
     rebuild_head_t *heads; /* of the rows of block 0, by row.prefix - 1 until the chains are made */
     uint32_t n_heads, cap_heads;
+    vc_object_key_t *pins; /* of the old catalog */
+    uint32_t n_pins, cap_pins;
     uint64_t generation;
     uint32_t stored_s;
     vc_status_t status; /* NOMEM: something did not fit */

@@ -9,10 +9,30 @@
 #include "vc/log.h"
 #include "vc/mem.h"
 
+/* Why a row is dropped. */
+typedef enum {
+    DROP_KEYSPACE = 0,
+    DROP_NO_SEGMENT,
+    DROP_OLD_LIFE,
+    DROP_OUTSIDE,
+    DROP_TOO_MANY,
+    DROP_UNDECODED,
+    N_DROPS,
+    KEPT
+} drop_t;
+static const char *const drop_texts[N_DROPS] = {
+    [DROP_KEYSPACE] = "their keyspace is not in the catalog",
+    [DROP_NO_SEGMENT] = "their segment file is missing",
+    [DROP_OLD_LIFE] = "their segment has been used again since",
+    [DROP_OUTSIDE] = "their place is outside of the segment file",
+    [DROP_TOO_MANY] = "there are too many kinds of copies",
+    [DROP_UNDECODED] = "they do not decode",
+};
+
 typedef struct recovery {
     cs_store_t *s;
     vc_status_t status;
-    uint32_t n_bad;
+    uint32_t n_bad, n_why[N_DROPS]; /* n_bad: all of them */
 } recovery_t;
 
 static void open_file(void *arg, uint32_t number, uint64_t bytes)
@@ -83,13 +103,18 @@ static void on_prefix(void *arg, const cs_prefix_row_t *row)
     memcpy(prefix->head_tokens, row->head_tokens, sizeof(prefix->head_tokens));
 }
 
-static bool place_holds(const cs_store_t *s, const cs_object_row_t *row)
+static drop_t judge_place(const cs_store_t *s, const cs_object_row_t *row)
 {
     const cs_segment_t *segment = segment_at(s, row->segment);
-    return segment && !segment->is_dirty && segment->version == row->version && row->offset % 4096 == 0 &&
-           row->offset >= CS_SEGMENT_HEADER_BYTES && row->bytes > 0 && row->bytes % 4096 == 0 &&
-           row->offset <= segment->bytes && row->bytes <= segment->bytes - row->offset &&
-           (row->offset + row->bytes) / 4096 < CS_INDEX_MAX_PAGES && row->block_index < CS_INDEX_MAX_BLOCKS;
+    if (!segment)
+        return DROP_NO_SEGMENT;
+    if (segment->is_dirty || segment->version != row->version)
+        return DROP_OLD_LIFE;
+    bool holds = row->offset % 4096 == 0 && row->offset >= CS_SEGMENT_HEADER_BYTES && row->bytes > 0 &&
+                 row->bytes % 4096 == 0 && row->offset <= segment->bytes &&
+                 row->bytes <= segment->bytes - row->offset && (row->offset + row->bytes) / 4096 < CS_INDEX_MAX_PAGES &&
+                 row->block_index < CS_INDEX_MAX_BLOCKS;
+    return holds ? KEPT : DROP_OUTSIDE;
 }
 
 static void on_object(void *arg, const cs_object_row_t *row)
@@ -98,8 +123,10 @@ static void on_object(void *arg, const cs_object_row_t *row)
     cs_store_t *s = r->s;
     uint16_t keyspace = cs_keyspace_find(s, &row->keyspace);
     uint16_t column = cs_column_add(s, row->key.fidelity, &row->key.spec);
-    if (keyspace == CS_NO_NAME || column == CS_NO_NAME || !place_holds(s, row)) {
+    drop_t why = keyspace == CS_NO_NAME ? DROP_KEYSPACE : column == CS_NO_NAME ? DROP_TOO_MANY : judge_place(s, row);
+    if (why != KEPT) {
         r->n_bad++;
+        r->n_why[why]++;
         if (column != CS_NO_NAME)
             cs_ghost_add(s, column, &row->key.hash, CS_MISS_CORRUPT);
         cs_queue_drop(s, &row->key);
@@ -146,6 +173,7 @@ static void on_bad_row(void *arg, const char *kind)
 {
     recovery_t *r = arg;
     r->n_bad++;
+    r->n_why[DROP_UNDECODED]++;
     vc_log_warn("store", "catalog row does not decode kind=%s", kind);
 }
 
@@ -236,7 +264,9 @@ vc_status_t cs_recover(cs_store_t *s, vc_err_t *err)
         return vc_err_set(err, r.status, "no memory for the index of %u objects", cs_index_count(s->index));
     settle(s);
     s->stats.corrupt_disk += r.n_bad;
-    if (r.n_bad > 0)
-        vc_log_warn("store", "objects dropped at start n=%u reason=\"their rows or files do not hold\"", r.n_bad);
+    for (int i = 0; i < N_DROPS; i++) {
+        if (r.n_why[i] > 0)
+            vc_log_warn("store", "rows dropped at start n=%u reason=\"%s\"", r.n_why[i], drop_texts[i]);
+    }
     return VC_OK;
 }

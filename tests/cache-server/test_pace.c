@@ -145,3 +145,22 @@ Test(pace, quantum_follows_the_rate)
     }
     cr_assert_eq(last, 1u << 20);
 }
+
+Test(pace, a_clock_that_steps_back_stops_no_stream)
+{
+    cs_pace_t *pace;
+    cs_pace_stream_t *stream;
+    uint64_t now_us = 3600000000u, wait_us = 0;
+    cr_assert_eq(cs_pace_create(8000000, now_us, &pace), VC_OK); /* a byte a microsecond */
+    cr_assert_eq(cs_pace_open(pace, &stream), VC_OK);
+    cs_pace_request(stream, 100000);
+    cr_assert(cs_pace_poll(stream, now_us, &wait_us));
+    now_us = 5; /* an hour back */
+    cs_pace_request(stream, 1000);
+    cr_assert_not(cs_pace_poll(stream, now_us, &wait_us));
+    cr_assert_lt(wait_us, 200000);
+    now_us += wait_us;
+    cr_assert(cs_pace_poll(stream, now_us, &wait_us));
+    cs_pace_close(stream);
+    cs_pace_destroy(pace);
+}

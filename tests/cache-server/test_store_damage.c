@@ -3,6 +3,7 @@
 
 #include "fault.h"
 #include "store_fixture.h"
+#include "support/logcap.h"
 
 static cs_store_stats_t stats_of(fx_t *fx)
 {
@@ -168,7 +169,11 @@ Test(store_damage, a_missing_segment_file_costs_its_objects_only)
     cs_store_unpin(fx.store, &pin);
     fx_close(&fx);
     cr_assert_eq(unlink(path), 0);
+    vt_logcap_start(VC_LOG_INFO);
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
+    cr_assert(vt_logcap_has("rows dropped at start n=5 reason=\"their segment file is missing\""), "%s",
+              vt_logcap_text());
+    vt_logcap_stop();
     cr_assert_eq(stats_of(&fx).corrupt_disk, 5);
     cr_assert_eq(fx_readable(&fx, 1, 5, 0), 0);
     cr_assert_eq(fx_readable(&fx, 1, 5, 1), 5);
@@ -290,6 +295,56 @@ Test(store_damage, a_failed_catalog_write_stops_writes_until_the_catalog_was_reo
     cr_assert_eq(fx_reopen(&fx), VC_OK);
     for (uint32_t seed = 1; seed <= 3; seed++)
         cr_assert_eq(fx_readable(&fx, seed, 2, 0), 2);
+    fx_fini(&fx);
+}
+
+/* Every way to make, open or sync a file may fail: a put or commit is refused, and the next one works. */
+static void survives(const char *fault)
+{
+    fx_t fx;
+    vc_status_t status = VC_ERR_INTERNAL;
+    open_with(&fx, 3);
+    cr_assert_eq(fx_register(&fx, 1, 0, 2, FX_FULL), VC_OK);
+    cr_assert_eq(cs_fault_arm(fault), VC_OK);
+    (void)fx_register(&fx, 2, 0, 50, FX_BOTH);
+    cr_assert_eq(fx_readable(&fx, 1, 2, 0), 2);
+    cs_fault_arm(NULL);
+    for (int i = 0; i < 100000 && status != VC_OK; i++) {
+        cs_store_tick(fx.store);
+        status = fx_register(&fx, 3, 0, 50, FX_BOTH);
+    }
+    cr_assert_eq(status, VC_OK, "%s: %s", fault, vc_status_name(status));
+    cr_assert_eq(fx_reopen(&fx), VC_OK);
+    cr_assert_eq(fx_readable(&fx, 1, 2, 0), 2);
+    cr_assert_eq(fx_readable(&fx, 3, 50, 0), 50);
+    cr_assert_eq(stats_of(&fx).corrupt_disk, 0, "%s", fault);
+    fx_fini(&fx);
+}
+
+Test(store_damage, a_segment_that_cannot_be_made_is_survived) { survives("segment.create:1+:eio"); }
+Test(store_damage, a_segment_header_that_cannot_be_written_is_survived) { survives("segment.header:1+:eio"); }
+Test(store_damage, a_directory_that_cannot_be_synced_is_survived) { survives("segment.dirsync:1+:eio"); }
+Test(store_damage, a_disk_that_refuses_every_sync_for_a_while_is_survived) { survives("commit.sync:1+:eio"); }
+Test(store_damage, a_disk_that_refuses_every_write_for_a_while_is_survived) { survives("io.write:1+:eio"); }
+Test(store_damage, a_catalog_that_takes_no_write_for_a_while_is_survived) { survives("catalog.write:1+:eio"); }
+Test(store_damage, a_catalog_that_cannot_be_reopened_at_once_is_survived)
+{
+    survives("catalog.write:1+:eio,catalog.open:1:eio");
+}
+
+Test(store_damage, short_transfers_go_on_where_they_stopped)
+{
+    fx_t fx;
+    open_with(&fx, 6);
+    cr_assert_eq(cs_fault_arm("io.write:1+:short"), VC_OK);
+    vc_status_t status = fx_register(&fx, 1, 0, 5, FX_BOTH);
+    cr_assert(status == VC_OK || status == VC_ERR_NOSPACE); /* a write that moves nothing twice has no room */
+    cr_assert_eq(cs_fault_arm("io.write:1:short,io.read:1:short"), VC_OK);
+    cr_assert_eq(fx_register(&fx, 2, 0, 5, FX_BOTH), VC_OK);
+    cr_assert_eq(fx_readable(&fx, 2, 5, 0), 5);
+    cr_assert_eq(fx_readable(&fx, 2, 5, 1), 5);
+    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    cs_fault_arm(NULL);
     fx_fini(&fx);
 }
 #endif
