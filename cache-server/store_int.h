@@ -274,11 +274,12 @@ struct cs_store {
     uint32_t n_suspects;
     cs_scrub_t scrub;
 
-    bool recheck;     /* the tick asks the commit thread to look at the disk again */
-    bool room_due;    /* the space thread has to look */
-    bool drops_due;   /* rows to delete do not wait for the next batch */
-    bool no_space;    /* below the low-water mark: commits and new uploads are refused */
-    bool is_degraded; /* a catalog write failed: refused until it was reopened */
+    bool recheck;                        /* the tick asks the commit thread to look at the disk again */
+    bool room_due;                       /* the space thread has to look */
+    uint64_t refused_upload, refused_us; /* the last one that found no room, and when */
+    bool drops_due;                      /* rows to delete do not wait for the next batch */
+    bool no_space;                       /* below the low-water mark: commits and new uploads are refused */
+    bool is_degraded;                    /* a catalog write failed: refused until it was reopened */
     uint64_t ballast_bytes, catalog_bytes;
     uint64_t pinned_bytes;
     cs_refusals_t refusals;

@@ -30,6 +30,8 @@ void cs_lease_free(cs_store_t *s, cs_lease_t *lease)
     for (uint32_t i = 0; i < lease->n_holds; i++)
         cs_hold_release(s, &lease->holds[i]);
     cs_table_remove(&s->leases, lease->id);
+    if (s->waiting)
+        cs_room_wanted(s);
     vc_free(lease);
 }
 

@@ -11,6 +11,7 @@
 #include "vc/mem.h"
 
 #define SPARE_MIN_SEGMENTS 16u
+#define PATIENCE_US 1000000u /* for an upload that was refused to end, before another is */
 
 /* ---- puts that wait ---- */
 
@@ -39,6 +40,8 @@ static void refuse_first(cs_store_t *s, vc_status_t status, bool is_quota)
     cs_lock(s);
     s->stats.quota_rejected += is_quota;
     cs_op_t *op = pop_waiting(s);
+    s->refused_upload = op->upload->id;
+    s->refused_us = cs_now_us(s);
     cs_put_undo(s, op);
     s->stats.put_rejected++;
     cs_unlock(s);
@@ -155,6 +158,16 @@ void cs_space_shrink(cs_store_t *s)
     pthread_mutex_unlock(&s->files);
 }
 
+/* Everything is held or being uploaded. One upload hears of it, and when it ends there is room for the others: were
+ * all told at once, all would start again and meet here. Locked. */
+static bool is_to_be_refused(cs_store_t *s)
+{
+    if (!s->waiting || s->n_retired > 0)
+        return false;
+    const cs_upload_t *told = cs_table_get(&s->uploads, s->refused_upload);
+    return !told || told == s->waiting->upload || cs_now_us(s) - s->refused_us >= PATIENCE_US;
+}
+
 static void turn(cs_store_t *s)
 {
     vc_status_t status = VC_OK;
@@ -170,9 +183,9 @@ static void turn(cs_store_t *s)
             return;
         status = room == ROOM_OVER ? remove_one(s) : make_one(s);
         cs_lock(s);
-        bool is_short = status != VC_OK && s->waiting && s->n_retired == 0;
+        bool is_refused = status != VC_OK && is_to_be_refused(s);
         cs_unlock(s);
-        if (is_short) { /* everything is held or being written: the next in the queue may find what this one did not */
+        if (is_refused) {
             refuse_first(s, VC_ERR_NOSPACE, false);
             status = VC_OK;
         }

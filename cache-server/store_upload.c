@@ -46,6 +46,8 @@ void cs_upload_detach(cs_store_t *s, cs_upload_t *upload)
     for (uint32_t f = 0; f < upload->n_fid; f++)
         s->columns[upload->columns[f]].uploads--;
     cs_table_remove(&s->uploads, upload->id);
+    if (s->waiting)
+        cs_room_wanted(s);
     vc_free(upload->hashes);
     vc_free(upload->objects);
     upload->hashes = NULL;
@@ -197,6 +199,15 @@ static uint64_t full_bytes_wanted(const cs_upload_t *upload, const vc_keyspace_t
     return n * vc_kvrec_full_bytes(&ks->shape);
 }
 
+static vc_status_t check_room(const cs_store_t *s, uint64_t wanted, vc_err_t *err)
+{
+    uint64_t budget = cs_segments_budget(s);
+    if (wanted <= budget)
+        return VC_OK;
+    return vc_err_set(err, VC_ERR_NOSPACE, "a registration of %llu bytes does not fit into %llu",
+                      (unsigned long long)wanted, (unsigned long long)budget);
+}
+
 vc_status_t cs_store_begin(cs_store_t *s, const vc_keyspace_t *ks, const uint32_t *tokens, uint32_t first_block,
                            uint32_t n_blocks, const cs_fidelity_t *fids, uint32_t n_fid, cs_upload_info_t *info_p,
                            uint8_t *missing, vc_err_t *err)
@@ -213,7 +224,6 @@ vc_status_t cs_store_begin(cs_store_t *s, const vc_keyspace_t *ks, const uint32_
         return vc_err_set(err, VC_ERR_NOMEM, "no memory for an upload of %u blocks", n_blocks);
     cs_lock(s);
     status = begin_locked(s, upload, ks, &id, fids, &info, missing, err);
-    uint64_t budget = cs_segments_budget(s);
     if (status != VC_OK) {
         cs_unlock(s);
         vc_free(upload->hashes);
@@ -223,18 +233,13 @@ vc_status_t cs_store_begin(cs_store_t *s, const vc_keyspace_t *ks, const uint32_
     }
     uint64_t wanted = full_bytes_wanted(upload, ks, fids, missing);
     status = cs_tenant_check(s, upload->keyspace, wanted, err);
+    if (status == VC_OK)
+        status = check_room(s, wanted, err);
     if (status != VC_OK) {
         upload_free(s, upload);
         s->stats.put_rejected++;
         cs_unlock(s);
         return status;
-    }
-    if (wanted > budget) {
-        upload_free(s, upload);
-        s->stats.put_rejected++;
-        cs_unlock(s);
-        return vc_err_set(err, VC_ERR_NOSPACE, "a registration of %llu bytes does not fit into %llu",
-                          (unsigned long long)wanted, (unsigned long long)budget);
     }
     cs_unlock(s);
     *info_p = info;
