@@ -42,7 +42,7 @@ dp_op_t *dp_op_get(dp_peer_t *peer, dp_kind_t kind, uint64_t request)
     if (kind == DP_CONTROL)
         peer->n_control++;
     else if (kind == DP_FETCH)
-        peer->n_records++;
+        peer->n_records++, dp->n_records++;
     else
         peer->n_puts++;
     return op;
@@ -76,7 +76,7 @@ void dp_op_free(dp_op_t *op)
     if (op->kind == DP_CONTROL)
         peer->n_control--;
     else if (op->kind == DP_FETCH)
-        peer->n_records--;
+        peer->n_records--, peer->dp->n_records--;
     else
         peer->n_puts--;
     op->next = op->dp->free_ops;
@@ -438,6 +438,7 @@ vc_status_t cs_dataplane_start(const cs_dataplane_opts_t *opts, cs_dataplane_t *
     dp->opts = *opts;
     dp->worker = cs_workers_get(opts->workers, 0);
     dp->epoll_fd = dp->timer_fd = dp->meet_fd = dp->meet_epoll_fd = -1;
+    dp->n_bufs = cs_bufpool_count(opts->pool);
     dp->finished_tail = &dp->finished;
     dp->waiting_tail = &dp->waiting;
     pthread_mutex_init(&dp->lock, NULL);

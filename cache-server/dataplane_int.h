@@ -126,6 +126,8 @@ struct cs_dataplane {
     dp_peer_t *peers;
     uint32_t n_peers;
     uint64_t next_peer_id, next_tick_us;
+    uint32_t n_bufs;    /* of the pool */
+    uint32_t n_records; /* of all peers */
     dp_op_t *ops, *free_ops;
     dp_op_t *finished, **finished_tail;
     dp_op_t *waiting, **waiting_tail; /* puts without a buffer */

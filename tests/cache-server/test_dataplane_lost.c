@@ -53,6 +53,42 @@ static void check_stalled(bool by_credit)
 }
 
 Test(dataplane_lost, a_peer_that_reads_nothing_is_closed_and_its_window_returns) { check_stalled(false); }
+/* They get less and less of the buffers, so that somebody who reads is served while they are still open. */
+Test(dataplane_lost, peers_that_read_nothing_leave_room_for_one_that_does)
+{
+    world_t w;
+    raw_t greedy[3];
+    catcher_t c;
+    vc_err_t err = {0};
+    vc_fake_clock_t clock; /* stands: nobody is closed */
+    vc_fake_clock_init(&clock, 1000000);
+    world_open(&w, &world_real_shape, 16);
+    w.opts.clock = &clock.clock;
+    world_start_server(&w);
+    world_fill(&w);
+    vc_data_lease_t lease = world_lease(&w);
+    for (size_t i = 0; i < VC_ARRAY_LEN(greedy); i++) {
+        raw_connect(&greedy[i], cs_dataplane_address(w.dp));
+        raw_hello(&greedy[i]);
+        greedy[i].hold = true;
+        vc_frame_t f = fetch_frame(&lease, 16);
+        f.credits = 16;
+        raw_send_frame(&greedy[i], &f);
+        raw_until(&greedy[i], &greedy[i].n_by_type[VC_FRAME_FETCH_DATA], i == 0 ? 8 : 1);
+    }
+    vc_data_t *data = world_connect(&w);
+    catcher_init(&c, &w);
+    cr_assert(vc_data_fetch(data, &lease, 0, 0, 16, catch_record, &c, 0, NULL, &err) == VC_OK, "%s", err.msg);
+    cr_assert(c.n_good == 16 && world_stats(&w).peers_stalled == 0);
+    cr_assert(world_stats(&w).ops_in_flight >= 10, "the greedy ones still have theirs");
+    vc_data_close(data);
+    vc_free(c.want);
+    for (size_t i = 0; i < VC_ARRAY_LEN(greedy); i++)
+        raw_close(&greedy[i]);
+    WORLD_WAIT_EXACTLY(&w, peers_open, 0);
+    abuse_close(&w, &lease);
+}
+
 Test(dataplane_lost, a_peer_that_gives_no_credit_is_closed) { check_stalled(true); }
 
 /* Others hold every buffer: the fetch waits, and its peer is not blamed for the silence. */
