@@ -422,7 +422,7 @@ void cs_pins_forget(cs_store_t *s, uint32_t n);
 void cs_rows_settle(cs_store_t *s, uint64_t ticket, bool is_durable); /* wakes who waits */
 
 /* ---- store_uses.c (locked) ---- */
-void cs_use(cs_store_t *s, uint32_t id); /* the object was found by a lookup that took it */
+void cs_use(cs_store_t *s, uint32_t id, uint32_t now_s); /* the object was found by a lookup that took it */
 void cs_uses_restore(cs_store_t *s, const cs_segment_t *segment, const cs_uses_row_t *row);
 bool cs_uses_due(const cs_store_t *s);
 void cs_uses_stage(cs_store_t *s); /* commit thread: puts some of what is not stored into the batch */

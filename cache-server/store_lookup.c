@@ -52,19 +52,22 @@ typedef struct found {
     uint16_t keyspace;
     uint16_t columns[CS_MAX_FIDELITIES];
     uint32_t total;
+    uint32_t *ids; /* of what was found, column after column; NULL: not wanted */
 } found_t;
 
 static uint32_t match_chain(cs_store_t *s, const found_t *found, uint32_t f, const vc_digest_t *hashes, uint32_t n,
-                            bool is_use, cs_lookup_result_t *r)
+                            cs_lookup_result_t *r)
 {
-    uint32_t b, deepest = CS_INDEX_NONE;
+    uint32_t b, deepest = CS_INDEX_NONE, now_s = cs_now_s(s);
     for (b = 0; b < n; b++) {
         uint32_t id = cs_index_find(s->index, found->columns[f], &hashes[b]);
         cs_entry_t *entry = id == CS_INDEX_NONE ? NULL : cs_index_entry(s->index, id);
         if (!entry || entry->keyspace != found->keyspace)
             break;
-        if (is_use)
-            cs_use(s, id);
+        if (found->ids) {
+            found->ids[found->total + b] = id;
+            cs_use(s, id, now_s);
+        }
         r->n_bytes[f] += (uint64_t)entry->pages * 4096;
         (void)cs_index_parent(s->index, id); /* a parent that came back is linked where it is found useful */
         deepest = id;
@@ -99,8 +102,8 @@ static void count_lookup(cs_store_t *s, const found_t *found, const cs_fidelity_
     count_miss(s, r->miss[f]);
 }
 
-static vc_status_t make_lease(cs_store_t *s, const found_t *found, const vc_digest_t *hashes, uint32_t n_fid,
-                              cs_lookup_result_t *r)
+/* r->token is there already. */
+static vc_status_t make_lease(cs_store_t *s, const found_t *found, uint32_t n_fid, cs_lookup_result_t *r)
 {
     size_t bytes;
     if (!vc_size_mul(found->total, sizeof(cs_hold_t), &bytes) || !vc_size_add(bytes, sizeof(cs_lease_t), &bytes))
@@ -113,7 +116,7 @@ static vc_status_t make_lease(cs_store_t *s, const found_t *found, const vc_dige
         vc_free(lease);
         return VC_ERR_BUSY;
     }
-    randombytes_buf(&lease->token, sizeof(lease->token));
+    lease->token = r->token;
     lease->created_us = cs_now_us(s);
     lease->expires_us = lease->created_us + (uint64_t)s->opts.lease_ms * 1000;
     for (uint32_t f = 0; f < n_fid; f++) {
@@ -121,22 +124,21 @@ static vc_status_t make_lease(cs_store_t *s, const found_t *found, const vc_dige
         lease->bytes += r->n_bytes[f];
         lease->n[f] = r->n_blocks[f];
         lease->columns[f] = found->columns[f];
-        for (uint32_t b = 0; b < r->n_blocks[f]; b++)
-            lease->holds[lease->n_holds++] = cs_hold_entry(s, cs_index_find(s->index, found->columns[f], &hashes[b]));
+        for (uint32_t b = 0; b < r->n_blocks[f]; b++, lease->n_holds++)
+            lease->holds[lease->n_holds] = cs_hold_entry(s, found->ids[lease->n_holds]);
     }
     r->lease_id = lease->id;
-    r->token = lease->token;
     r->lease_expires_us = lease->expires_us;
     return VC_OK;
 }
 
 static vc_status_t lookup_locked(cs_store_t *s, const vc_digest_t *keyspace, const vc_digest_t *hashes, uint32_t n,
-                                 const cs_fidelity_t *fids, uint32_t n_fid, bool want_lease, cs_lookup_result_t *r)
+                                 const cs_fidelity_t *fids, uint32_t n_fid, uint32_t *ids, cs_lookup_result_t *r)
 {
-    found_t found = {.keyspace = cs_keyspace_find(s, keyspace)};
+    found_t found = {.keyspace = cs_keyspace_find(s, keyspace), .ids = ids};
     bool is_known = found.keyspace != CS_NO_NAME && s->keyspaces[found.keyspace].objects > 0;
     uint32_t deepest = CS_INDEX_NONE;
-    if (want_lease && is_known && s->leases.used == s->leases.n)
+    if (ids && is_known && s->leases.used == s->leases.n)
         return VC_ERR_BUSY;
     for (uint32_t f = 0; f < n_fid; f++) {
         found.columns[f] = cs_column_find(s, fids[f].fidelity, &fids[f].spec);
@@ -149,15 +151,15 @@ static vc_status_t lookup_locked(cs_store_t *s, const vc_digest_t *keyspace, con
         } else if (found.columns[f] == CS_NO_NAME) {
             r->miss[f] = n == 0 ? CS_MISS_NONE : CS_MISS_ABSENT;
         } else {
-            uint32_t id = match_chain(s, &found, f, hashes, n, want_lease, r);
+            uint32_t id = match_chain(s, &found, f, hashes, n, r);
             deepest = deepest == CS_INDEX_NONE ? id : deepest;
         }
         found.total += r->n_blocks[f];
     }
-    if (!want_lease) /* a probe, by who is about to store: no reader has missed or found anything */
+    if (!ids) /* a probe, by who is about to store: no reader has missed or found anything */
         return VC_OK;
     if (found.total > 0) {
-        vc_status_t status = make_lease(s, &found, hashes, n_fid, r);
+        vc_status_t status = make_lease(s, &found, n_fid, r);
         if (status != VC_OK)
             return status;
     }
@@ -183,9 +185,16 @@ vc_status_t cs_store_lookup(cs_store_t *s, const vc_digest_t *keyspace, const vc
         if (fids[f].fidelity != VC_FIDELITY_FULL && fids[f].fidelity != VC_FIDELITY_COMPRESSED)
             return vc_err_set(err, VC_ERR_INVALID, "fidelity %u is not known", fids[f].fidelity);
     }
+    /* Before the lock: memory for what may be found, and the token of its lease. */
+    uint32_t *ids = want_lease ? vc_alloc(sizeof(*ids) * n_fid * (n_hashes + 1u)) : NULL;
+    if (want_lease && !ids)
+        return vc_err_set(err, VC_ERR_NOMEM, "no memory for a lease");
+    if (want_lease)
+        randombytes_buf(&r.token, sizeof(r.token));
     cs_lock(s);
-    vc_status_t status = lookup_locked(s, keyspace, hashes, n_hashes, fids, n_fid, want_lease, &r);
+    vc_status_t status = lookup_locked(s, keyspace, hashes, n_hashes, fids, n_fid, ids, &r);
     cs_unlock(s);
+    vc_free(ids);
     if (status == VC_ERR_BUSY)
         return vc_err_set(err, status, "all %u leases are out", s->leases.n);
     if (status != VC_OK)

@@ -35,9 +35,9 @@ void cs_uses_unmark(cs_store_t *s, cs_segment_t *segment)
     segment->next_used = NULL;
 }
 
-void cs_use(cs_store_t *s, uint32_t id)
+void cs_use(cs_store_t *s, uint32_t id, uint32_t now_s)
 {
-    cs_policy_touch(s->policy, id, cs_now_s(s));
+    cs_policy_touch(s->policy, id, now_s);
     cs_uses_mark(s, s->segments[cs_index_entry(s->index, id)->segment]);
 }
 
