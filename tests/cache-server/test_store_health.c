@@ -293,7 +293,14 @@ Test(store_health, a_second_store_on_the_directory_is_refused_with_one_sentence)
     fx_fini(&fx);
 }
 
-/* Exit code of a child that opens the directory as nobody: the status, negated; 100: the sentence does not name it. */
+static int let_all_read(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+{
+    (void)st, (void)ftw;
+    return chmod(path, flag == FTW_D ? 0755 : 0644);
+}
+
+/* Exit code of a child that opens the directory as nobody and writes: the status, negated; 100: the sentence does not
+ * name the directory. */
 static int open_as_nobody(fx_t *fx)
 {
     int status;
@@ -305,6 +312,8 @@ static int open_as_nobody(fx_t *fx)
         vc_status_t opened = fx_open(fx, CS_IO_THREADS, &err);
         if (opened != VC_OK && !strstr(err.msg, fx->dir))
             _exit(100);
+        if (opened == VC_OK && cs_store_is_readonly(fx->store) && fx_readable(fx, 1, 2, 0) == 2)
+            opened = fx_register(fx, 2, 0, 1, FX_FULL);
         _exit(-(int)opened);
     }
     cr_assert_eq(waitpid(pid, &status, 0), pid);
@@ -324,6 +333,8 @@ Test(store_health, a_directory_of_another_user_is_refused_with_one_sentence)
     fx_close(&made);
     cr_assert_eq(chmod(fx.dir, 0755), 0);
     cr_assert_eq(open_as_nobody(&fx), -VC_ERR_PERM); /* it can be entered, but its files are not for others */
+    cr_assert_eq(nftw(fx.dir, let_all_read, 16, FTW_PHYS), 0);
+    cr_assert_eq(open_as_nobody(&fx), -VC_ERR_READONLY); /* whose files may be read is served */
     cr_assert_eq(fx_open(&made, CS_IO_AUTO, NULL), VC_OK);
     cr_assert_eq(fx_readable(&made, 1, 2, 0), 2);
     fx_fini(&made);
