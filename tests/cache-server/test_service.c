@@ -86,6 +86,35 @@ Test(service, statistics_equal_what_was_asked_and_found)
     sx_end(&sx);
 }
 
+static void with_memory_tier(sx_t *sx) { sx->fx.ram_bytes = 4 << 20; }
+
+Test(service, the_memory_tier_shows_in_the_statistics_and_serves_the_second_fetch)
+{
+    enum { N = 12 };
+    sx_t sx;
+    sx_start_with(&sx, 4, with_memory_tier);
+    sx_register(&sx, 1, N);
+    for (int round = 0; round < 2; round++) {
+        vcache_lookup_info_t info;
+        vcache_lease_t *lease = NULL;
+        vcache_fetch_stats_t fetched;
+        vcache_error_t err = {0};
+        sx_sink_t sink = {.fx = &sx.fx, .seed = 1};
+        cr_assert_eq(sx_lookup(&sx, 1, N, &info, &lease, &err), VC_OK, "%s", err.msg);
+        cr_assert_eq(vcache_fetch(lease, 0, 0, N, sx_sink_record, &sink, &fetched, &err), VC_OK, "%s", err.msg);
+        cr_assert(sink.right == N && sink.wrong == 0);
+        vcache_lease_release(lease);
+        cr_assert_eq(sx_stat(&sx, "ram_misses") + sx_stat(&sx, "read_ahead_records"), N); /* read once each */
+        cr_assert_geq(sx_stat(&sx, "ram_hits"), N * round);
+    }
+    cr_assert_eq(sx_stat(&sx, "ram_capacity_bytes"), 4 << 20);
+    cr_assert_eq(sx_stat(&sx, "ram_records"), N);
+    cr_assert_eq(sx_stat(&sx, "ram_bytes"), N * (double)vc_kvrec_full_bytes(&sx.fx.ks.shape));
+    cr_assert(sx_wait_zero(&sx, "read_views"));
+    cr_assert(sx_wait_zero(&sx, "pinned_bytes"));
+    sx_end(&sx);
+}
+
 Test(service, near_miss_names_the_keyspace_field)
 {
     sx_t sx;
