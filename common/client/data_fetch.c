@@ -38,9 +38,11 @@ static bool expected(vc_data_t *d, uint32_t block, uint32_t slice)
     return true;
 }
 
-/* Every block of a piece. */
+/* Every block of a piece. Empty ones are counted too, or a server could go on with them for ever. */
 static bool expected_piece(vc_data_t *d, const vc_frame_t *frame)
 {
+    if (d->n_arrived >= (uint64_t)d->n * (d->layout.n_layer + 1))
+        return false;
     uint32_t each = frame->slice == 0 ? d->layout.head_bytes : d->layout.part_bytes;
     if (d->layout.n_layer == 0 || frame->slice > d->layout.n_layer || frame->first < d->first ||
         frame->payload_bytes != each * (uint32_t)__builtin_popcount(frame->mask))

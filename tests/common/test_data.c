@@ -190,6 +190,97 @@ static void say_too_large(liar_t *l, const vc_frame_t *asked)
             &(vc_frame_t){.type = VC_FRAME_FETCH_DATA, .request = asked->request, .block = 10, .payload_bytes = 12288});
 }
 
+/* ---- layer-major: four blocks from 10 on, of a header page and two layers of a page ---- */
+
+static vc_status_t ignore_slice(void *arg, uint32_t slice, uint32_t block, const uint8_t *data)
+{
+    cr_assert(slice <= 2 && block >= 10 && block < 14 && data != NULL);
+    ++*(int *)arg;
+    return VC_OK;
+}
+
+static void check_layers(script_fn script, vc_status_t want, int n_slices)
+{
+    static const vc_data_layout_t layout = {4096, 4096, 2};
+    liar_t l;
+    vc_data_t *data = NULL;
+    vc_err_t err = {0};
+    int n = 0;
+    liar_start(&l, script, true);
+    cr_assert(vc_data_connect(l.address, &quick_opts, &data, &err) == VC_OK, "%s", err.msg);
+    for (int i = 1; i <= 2; i++) { /* the second over a new connection, or over the one that is still good */
+        vc_status_t st = vc_data_fetch_layers(data, &lease, 0, 10, 4, &layout, ignore_slice, &n, 0, NULL, &err);
+        cr_assert(st == want, "%s: %s", vc_status_name(st), err.msg);
+        cr_assert(n <= i * n_slices, "%d slices", n);
+    }
+    vc_data_close(data);
+    liar_end(&l);
+}
+
+static void say_piece(liar_t *l, const vc_frame_t *asked, uint32_t first, uint32_t mask, uint32_t slice, uint32_t bytes)
+{
+    if (asked->type == VC_FRAME_FETCH)
+        say(l, &(vc_frame_t){.type = VC_FRAME_PIECE,
+                             .request = asked->request,
+                             .first = first,
+                             .mask = mask,
+                             .slice = slice,
+                             .payload_bytes = bytes});
+}
+
+static void say_good_pieces(liar_t *l, const vc_frame_t *asked)
+{
+    for (uint32_t slice = 0; slice < 3; slice++)
+        say_piece(l, asked, 10, 9, slice, 8192);
+    if (asked->type == VC_FRAME_FETCH)
+        say(l, &(vc_frame_t){.type = VC_FRAME_FETCH_END, .request = asked->request, .n_sent = 3});
+}
+
+static void say_piece_twice(liar_t *l, const vc_frame_t *asked)
+{
+    say_piece(l, asked, 10, 1, 1, 4096);
+    say_piece(l, asked, 10, 1, 1, 4096);
+}
+
+static void say_empty_pieces(liar_t *l, const vc_frame_t *asked)
+{
+    for (int i = 0; i < 16; i++) /* again with every credit */
+        say(l, &(vc_frame_t){.type = VC_FRAME_PIECE, .request = asked->request, .first = 10});
+}
+
+static void say_piece_below(liar_t *l, const vc_frame_t *asked) { say_piece(l, asked, 9, 1, 0, 4096); }
+static void say_piece_above(liar_t *l, const vc_frame_t *asked) { say_piece(l, asked, 10, 16, 0, 4096); }
+static void say_far_slice(liar_t *l, const vc_frame_t *asked) { say_piece(l, asked, 10, 1, 3, 4096); }
+static void say_long_piece(liar_t *l, const vc_frame_t *asked) { say_piece(l, asked, 10, 1, 1, 8192); }
+static void say_large_piece(liar_t *l, const vc_frame_t *asked) { say_piece(l, asked, 10, 15, 1, 16384); }
+
+static void say_record(liar_t *l, const vc_frame_t *asked)
+{
+    if (asked->type == VC_FRAME_FETCH)
+        say(l,
+            &(vc_frame_t){.type = VC_FRAME_FETCH_DATA, .request = asked->request, .block = 10, .payload_bytes = 8192});
+}
+
+Test(data, pieces_are_taken_block_by_block) { check_layers(say_good_pieces, VC_OK, 6); }
+Test(data, a_piece_that_comes_twice_is_refused) { check_layers(say_piece_twice, VC_ERR_PROTOCOL, 1); }
+Test(data, a_piece_of_blocks_that_were_not_asked_for_is_refused)
+{
+    check_layers(say_piece_below, VC_ERR_PROTOCOL, 0);
+    check_layers(say_piece_above, VC_ERR_PROTOCOL, 0);
+}
+Test(data, a_piece_of_no_layer_is_refused) { check_layers(say_far_slice, VC_ERR_PROTOCOL, 0); }
+Test(data, a_piece_of_another_length_is_refused)
+{
+    check_layers(say_long_piece, VC_ERR_PROTOCOL, 0);
+    check_layers(say_large_piece, VC_ERR_PROTOCOL, 0); /* larger than the server said in its welcome */
+}
+Test(data, empty_pieces_without_end_are_refused) { check_layers(say_empty_pieces, VC_ERR_PROTOCOL, 0); }
+Test(data, a_record_for_a_layer_major_fetch_is_refused) { check_layers(say_record, VC_ERR_PROTOCOL, 0); }
+Test(data, a_piece_for_a_block_major_fetch_is_refused)
+{
+    check_fetch(say_good_pieces, VC_ERR_PROTOCOL, "not asked for");
+}
+
 static void say_end_early(liar_t *l, const vc_frame_t *asked)
 {
     if (asked->type == VC_FRAME_FETCH)
