@@ -295,6 +295,24 @@ Test(config, printed_values_name_their_source_and_read_back_the_same)
     unlink(temp_file(""));
 }
 
+static void join_one(void *arg, const char *name, const char *value, const char *source)
+{
+    char *text = arg;
+    size_t n = strlen(text);
+    snprintf(text + n, 1000 - n, "%s=%s(%s) ", name, value, source);
+}
+
+Test(config, each_option_comes_with_its_value_and_source)
+{
+    vc_config_t *config;
+    char *env[] = {(char *)"VERICACHE_THREADS=7", NULL}, text[1000] = "";
+    expect_good("--io ring --no-tls", env, &config);
+    vc_config_each(table, config, join_one, text);
+    cr_assert_not_null(strstr(text, "tls=false(flag) threads=7(environment) "), "%s", text);
+    cr_assert_not_null(strstr(text, " data-dir=/var/lib/x(default) io=ring(flag) "), "%s", text);
+    vc_config_free(config);
+}
+
 Test(config, help_lists_every_option)
 {
     char *text = NULL;
