@@ -24,6 +24,7 @@ typedef struct verify_list { /* grows; items of one size */
 typedef struct verify {
     const cs_verify_opts_t *opts;
     cs_verify_report_t *report;
+    bool has_rows;          /* the catalog could be read */
     vc_status_t status;     /* of the check itself: NOMEM ends it */
     verify_list_t files;    /* verify_file_t, by number */
     verify_list_t segments; /* cs_segment_row_t, by number */

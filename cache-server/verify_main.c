@@ -88,6 +88,10 @@ static void print_text(const options_t *o, const cs_verify_report_t *r, double s
     }
     fprintf(out, "damage, %llu findings:\n", (unsigned long long)n_damage);
     print_kinds(r, 0, CS_VERIFY_N_DAMAGE, out);
+    if (r->n[CS_VERIFY_CATALOG] + r->n[CS_VERIFY_CATALOG_FILE] > 0)
+        fprintf(out, "a server that cannot use its catalog makes it anew from the segments when it starts\n");
+    if (r->n[CS_VERIFY_RECORD] + r->n[CS_VERIFY_MISMATCH] > 0)
+        fprintf(out, "damaged records are never served: a reader or the scrubber that meets one drops it\n");
 }
 
 static json_t *list_findings(const cs_verify_report_t *r, bool damage)

@@ -189,7 +189,8 @@ void cs_verify_rows(verify_t *v, cs_catalog_t *catalog)
                                     .arg = v};
     vc_err_t err;
     v->report->generation = cs_catalog_generation(catalog);
-    if (cs_catalog_scan(catalog, &visitor, &err) != VC_OK)
+    v->has_rows = cs_catalog_scan(catalog, &visitor, &err) == VC_OK;
+    if (!v->has_rows)
         cs_verify_found(v, CS_VERIFY_CATALOG, "%s", err.msg);
     v->report->segments = v->segments.n;
     v->report->keyspaces = v->keyspaces.n;

@@ -149,10 +149,10 @@ static void check_header(reader_t *r, bool has_objects)
     else if (r->row && version != r->row->version)
         cs_verify_found(r->v, kind, "segments/%08u.seg: the header has version %u, the catalog has %u",
                         r->segment.number, version, r->row->version);
-    if (!r->row)
+    if (!r->row && r->v->has_rows)
         cs_verify_found(r->v, has_objects ? CS_VERIFY_REFERENCE : CS_VERIFY_SPARE_SEGMENT,
                         "segments/%08u.seg: the catalog has no row of it", r->segment.number);
-    else if (r->row->bytes != r->segment.bytes)
+    else if (r->row && r->row->bytes != r->segment.bytes)
         cs_verify_found(r->v, CS_VERIFY_SEGMENT_SIZE, "segments/%08u.seg: %llu bytes long, the catalog has %llu",
                         r->segment.number, (unsigned long long)r->segment.bytes, (unsigned long long)r->row->bytes);
 }
