@@ -27,7 +27,8 @@ static ucs_log_func_rc_t forward_log(const char *file, unsigned line, const char
     char text[400];
     vsnprintf(text, sizeof(text), message, ap);
     const char *base = strrchr(file, '/');
-    vc_log_level_t to = level == UCS_LOG_LEVEL_FATAL ? VC_LOG_ERROR : VC_LOG_DEBUG;
+    bool peer_died = base != NULL && strcmp(base, "/cma_ep.c") == 0;
+    vc_log_level_t to = level == UCS_LOG_LEVEL_FATAL && !peer_died ? VC_LOG_ERROR : VC_LOG_DEBUG;
     if (level <= UCS_LOG_LEVEL_WARN)
         vc_log(to, "ucx", "%s at=%s:%u", text, base != NULL ? base + 1 : file, line);
     return UCS_LOG_FUNC_RC_STOP;

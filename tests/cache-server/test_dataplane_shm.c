@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -160,6 +161,38 @@ Test(dataplane_shm, nonsense_at_the_socket_is_refused_before_ucx_sees_any_of_it)
     say(&w, buf, 16); /* another version */
     WORLD_WAIT_EXACTLY(&w, peers_open, 0);
     cr_assert(world_stats(&w).bad_frames == 5 && world_stats(&w).shm_peers_total == 0);
+    world_close(&w);
+}
+
+/* Neither side goes on: the client sees whose server it is, the server whose client, before a word is said. */
+Test(dataplane_shm, another_users_process_is_turned_away)
+{
+    world_t w;
+    int fd, status;
+    char byte;
+    if (geteuid() != 0)
+        cr_skip_test("only root can become another user");
+    world_open(&w, &world_small_shape, 1);
+    world_start_server(&w);
+    pid_t pid = fork(); /* plain sockets only: the child does not touch UCX */
+    if (pid == 0) {
+        if (setgid(65534) != 0 || setuid(65534) != 0)
+            _exit(1);
+        if (vc_meet_dial(cs_dataplane_shm_address(w.dp), &fd, NULL) != VC_ERR_PERM)
+            _exit(2);
+        struct sockaddr_un sun = {.sun_family = AF_UNIX}; /* one that does not care whose server it is */
+        const char *name = cs_dataplane_shm_address(w.dp) + strlen(VC_MEET_PREFIX);
+        memcpy(sun.sun_path + 1, name, strlen(name));
+        fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+        socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name));
+        if (connect(fd, (struct sockaddr *)&sun, len) != 0)
+            _exit(3);
+        _exit(recv(fd, &byte, 1, 0) == 0 ? 0 : 4); /* closed without an answer */
+    }
+    cr_assert(waitpid(pid, &status, 0) == pid);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child ended with %x", status);
+    WORLD_WAIT_EXACTLY(&w, peers_refused, 2);
+    cr_assert(world_stats(&w).peers_total == 0);
     world_close(&w);
 }
 
