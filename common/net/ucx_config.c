@@ -26,11 +26,11 @@ static ucs_log_func_rc_t forward_log(const char *file, unsigned line, const char
     (void)function;
     char text[400];
     vsnprintf(text, sizeof(text), message, ap);
-    const char *base = strrchr(file, '/');
-    bool peer_died = base != NULL && strcmp(base, "/cma_ep.c") == 0;
+    const char *base = strrchr(file, '/'), *name = base != NULL ? base + 1 : file;
+    bool peer_died = strcmp(name, "cma_ep.c") == 0;
     vc_log_level_t to = level == UCS_LOG_LEVEL_FATAL && !peer_died ? VC_LOG_ERROR : VC_LOG_DEBUG;
     if (level <= UCS_LOG_LEVEL_WARN)
-        vc_log(to, "ucx", "%s at=%s:%u", text, base != NULL ? base + 1 : file, line);
+        vc_log(to, "ucx", "%s at=%s:%u", text, name, line);
     return UCS_LOG_FUNC_RC_STOP;
 }
 
