@@ -50,7 +50,10 @@ static double row(const cs_trace_t *trace, const char *name, uint32_t capacity)
         printf(" %.1f |", 100 * rate[columns[c]]);
     }
     double gain = rate[CS_SIM_LRU] > 0 ? rate[CS_SIM_OURS] / rate[CS_SIM_LRU] : 0;
-    printf(" %.2f |\n", gain);
+    if (gain > 0)
+        printf(" %.2f |\n", gain);
+    else
+        printf(" |\n"); /* LRU never hits */
     fflush(stdout);
     return gain;
 }

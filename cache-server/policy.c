@@ -5,7 +5,7 @@
  * (policy_worth.c), and the victim is the oldest item of the first cell that is not empty. As time goes by items move
  * to the cells of higher age, each at most CS_WORTH_AGES times between two uses.
  *
- *  - Time is bytes inserted, in ticks of 1/1024 of the capacity: how fast things age follows from how fast the cache
+ *  - Time is bytes inserted, in ticks of 1/256 of the capacity: how fast things age follows from how fast the cache
  *    turns over. It stands still within a run, that is, while blocks of rising depth are used one after the other, and
  * a run lies in its list backwards: the deepest block of a chain goes first.
  *  - New items, and those that come back, lie in the *window*, a small share of the capacity, and are no victims there
@@ -26,6 +26,7 @@
 #define GHOSTS_MIN 262144u /* 2 MiB */
 #define GHOSTS_PER_ID 2u
 #define MEMORY_PER_GHOST 4.0 /* uses that the figures span, against the span of the ghosts that bring them */
+#define AGE_MOVES 128u       /* items per call that move to a higher age; an insert needs some 32 of them, all told */
 #define RECHECKS 4u          /* parked items looked at per call */
 #define DEPTH_MASK 0x3ffu
 
@@ -54,10 +55,13 @@ typedef struct list {
 struct cs_policy {
     item_t *items;
     uint32_t limit, count;
-    uint32_t run_last; /* id used last; CS_POLICY_NONE: none */
+    uint32_t run_last;     /* id used last; CS_POLICY_NONE: none */
+    uint32_t run_inserted; /* by the last run that inserted */
     bool run_goes_on;
     bool run_inserts; /* run_last was inserted, and is the tip unless the run goes on */
-    uint64_t ticks, aged_at, capacity_bytes, window_bytes;
+    uint64_t ticks, capacity_bytes, window_bytes;
+    uint64_t pass_at;     /* age_cells: ticks when the running pass began */
+    uint32_t pass_cell;   /* and the cell that it is at */
     uint64_t fresh_bytes; /* inserted and not yet in ticks */
     cs_ghosts_t ghosts;
     uint64_t filled[(CS_WORTH_CELLS + 63) / 64]; /* by rank: the cell is not empty */
@@ -149,6 +153,16 @@ static uint32_t home_of(const cs_policy_t *p, uint32_t id)
 
 /* ---- time ---- */
 
+/* Up to n items that have had their time in the window go to their cells. */
+static void drain_window(cs_policy_t *p, uint32_t n)
+{
+    for (; n > 0 && p->window_bytes > p->capacity_bytes / WINDOW_SHARE; n--) {
+        uint32_t id = p->lists[LIST_WINDOW].head;
+        unlink_item(p, id);
+        append(p, home_of(p, id), id);
+    }
+}
+
 static void rank_again(cs_policy_t *p)
 {
     cs_worth_rank(&p->worth, p->ticks, MEMORY_PER_GHOST * (double)cs_ghosts_count(&p->ghosts));
@@ -156,6 +170,32 @@ static void rank_again(cs_policy_t *p)
     for (uint32_t cell = 0; cell < CS_WORTH_CELLS; cell++)
         if (p->lists[cell].head != CS_POLICY_NONE)
             head_changed(p, cell);
+}
+
+/* Items into the cells of their age, oldest cells first so that none is moved twice; a part of the work per call, since
+ * all that was used at one time comes of age at one time. */
+static void age_cells(cs_policy_t *p)
+{
+    uint32_t budget = AGE_MOVES;
+    if (p->pass_at == p->ticks && p->pass_cell == CS_WORTH_CELLS)
+        return;
+    if (p->pass_cell == CS_WORTH_CELLS) {
+        p->pass_cell = 0;
+        p->pass_at = p->ticks;
+    }
+    for (; p->pass_cell < CS_WORTH_CELLS; p->pass_cell++) {
+        uint32_t first = p->pass_cell / CS_WORTH_AGES * CS_WORTH_AGES; /* of this kind */
+        uint32_t age = CS_WORTH_AGES - 1 - p->pass_cell % CS_WORTH_AGES;
+        list_t *list = &p->lists[first + age];
+        while (age + 1 < CS_WORTH_AGES && list->head != CS_POLICY_NONE &&
+               now(p) - list->head_used >= cs_worth_age_start(age + 1)) {
+            uint32_t id = list->head;
+            if (budget-- == 0)
+                return;
+            unlink_item(p, id);
+            append(p, first + age_of(p, &p->items[id]), id);
+        }
+    }
 }
 
 /* A use at depth, before it is written down: does a run go on, or does a new one start and see the time? */
@@ -172,25 +212,7 @@ static void run_at(cs_policy_t *p, uint32_t depth)
     p->fresh_bytes %= share;
     if (cs_worth_is_due(&p->worth))
         rank_again(p);
-}
-
-/* Everything into the cell of its age, oldest cells first so that nothing is moved twice. */
-static void age_cells(cs_policy_t *p)
-{
-    if (p->aged_at == p->ticks)
-        return;
-    p->aged_at = p->ticks;
-    for (uint32_t kind = 0; kind < 2 * CS_WORTH_KINDS; kind++) {
-        for (uint32_t age = CS_WORTH_AGES - 1; age-- > 0;) {
-            uint32_t cell = kind * CS_WORTH_AGES + age, limit = cs_worth_age_start(age + 1);
-            list_t *list = &p->lists[cell];
-            while (list->head != CS_POLICY_NONE && now(p) - list->head_used >= limit) {
-                uint32_t id = list->head;
-                unlink_item(p, id);
-                append(p, kind * CS_WORTH_AGES + age_of(p, &p->items[id]), id);
-            }
-        }
-    }
+    age_cells(p);
 }
 
 /* One more use, and a new wait. */
@@ -216,6 +238,7 @@ vc_status_t cs_policy_create(uint64_t capacity_bytes, cs_policy_t **policy_p)
         return VC_ERR_NOMEM;
     }
     p->run_last = CS_POLICY_NONE;
+    p->pass_cell = CS_WORTH_CELLS;
     for (uint32_t i = 0; i < N_LISTS; i++)
         p->lists[i].head = p->lists[i].tail = CS_POLICY_NONE;
     cs_worth_init(&p->worth);
@@ -282,6 +305,11 @@ void cs_policy_insert(cs_policy_t *policy, uint32_t id, const cs_policy_item_t *
     }
     policy->fresh_bytes += value->bytes;
     policy->count++;
+    if (!policy->run_goes_on) { /* between runs, which stay together, so that no victim waits for all of it */
+        drain_window(policy, 2 * policy->run_inserted + 2);
+        policy->run_inserted = 0;
+    }
+    policy->run_inserted++;
     append_run(policy, LIST_WINDOW, id);
     policy->run_last = id;
     policy->run_inserts = !ghost.uses;
@@ -382,11 +410,7 @@ uint32_t cs_policy_victim(cs_policy_t *policy, bool (*is_kept)(void *arg, uint32
 {
     (void)now_s;
     unpark(policy, is_kept, arg, RECHECKS);
-    while (policy->window_bytes > policy->capacity_bytes / WINDOW_SHARE) {
-        uint32_t id = policy->lists[LIST_WINDOW].head;
-        unlink_item(policy, id);
-        append(policy, home_of(policy, id), id);
-    }
+    drain_window(policy, UINT32_MAX);
     age_cells(policy);
     uint32_t id = first_of_all(policy, is_kept, arg);
     /* Everything is parked: now, and only now, each of them has to be looked at. */

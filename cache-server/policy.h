@@ -4,7 +4,8 @@
  * simulator (vericachectl replay, bench_policy) drives the very same code without a disk.
  *
  * Items carry the caller's number (id): dense, stable from insert to remove, reused afterwards (the index's entry id).
- * Times are seconds of the caller's clock; one that jumps back ages nothing.
+ * Time is counted in bytes inserted, so that idle hours age nothing and no clock can jump; now_s, the caller's clock in
+ * seconds, is there for a policy that goes by it.
  */
 #ifndef CS_POLICY_H
 #define CS_POLICY_H

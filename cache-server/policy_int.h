@@ -12,10 +12,10 @@
 
 #define CS_POLICY_USES_MAX 127u /* counted that far */
 
-/* Age: ticks since the last use; a tick is 1/1024 of the capacity inserted. Bucket 0 is below one tick, then come four
+/* Age: ticks since the last use; a tick is 1/256 of the capacity inserted. Bucket 0 is below one tick, then come four
  * buckets a doubling; the last, from 200 turnovers, is open. */
-#define CS_TICKS_PER_TURNOVER 1024u
-#define CS_WORTH_AGES 72u
+#define CS_TICKS_PER_TURNOVER 256u
+#define CS_WORTH_AGES 64u
 /* By uses: 1 and came as the tip of its chain, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96 or more. */
 #define CS_WORTH_KINDS 14u
 #define CS_WORTH_CELLS (2u * CS_WORTH_KINDS * CS_WORTH_AGES) /* of compressed and of full copies */

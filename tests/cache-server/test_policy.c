@@ -245,6 +245,23 @@ Test(policy, many_kept_items_cost_a_few_looks_per_call)
     cs_policy_destroy(p);
 }
 
+Test(policy, what_is_restored_does_not_look_like_never_used_again)
+{
+    enum { N = 4096 };
+    cs_policy_t *p = make(2 * N, 2 * N);
+    for (uint32_t i = 0; i < N; i++) {
+        insert(p, i, i, 0, true);
+        cs_policy_restore(p, i, 2 << 7 | 1, 0); /* used twice, just now */
+    }
+    for (uint32_t i = 0; i < N; i++)
+        insert(p, N + i, N + i, 0, true);
+    for (uint32_t i = 0; i < N; i++) /* a turnover later the one half is used, the other never is */
+        cs_policy_touch(p, i, 0);
+    for (uint32_t i = 0; i < N / 2; i++)
+        cr_assert_geq(evict(p), N);
+    cs_policy_destroy(p);
+}
+
 Test(policy, state_survives_a_restart)
 {
     static const uint32_t uses[4] = {1, 3, 7, 30};
