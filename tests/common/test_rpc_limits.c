@@ -435,7 +435,7 @@ Test(rpc_limits, a_client_that_sends_nothing_loses_its_slot_to_one_that_does)
     vc_bytes_t m = {0};
     vc_err_t err = {0};
     uint64_t total = 0;
-    vc_rpc_server_t *server = serve_streams(&f, 200);
+    vc_rpc_server_t *server = serve_streams(&f, 1000);
     vc_rpc_channel_t *ch = dial(vc_rpc_server_port(server));
     vc_rpc_stream_t *silent = open_stream(ch, M("Sum"), 0), *busy = open_stream(ch, M("Sum"), 0);
     vc_rpc_msg_t out = {.head = "four", .head_len = 4};
