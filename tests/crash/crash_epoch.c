@@ -44,6 +44,8 @@ static void after_life(epoch_t *e, int status, const char *how, bool was_rebuilt
     merge_passes(&m->most, &m->passes, was_rebuilt);
     if (m->phase > CRASH_OPENING)
         merge_passes(&m->most_at_open, &m->passes_at_open, was_rebuilt);
+#else
+    (void)was_rebuilt;
 #endif
     if (!is_killed && !(WIFEXITED(status) && WEXITSTATUS(status) == 0))
         crash_fail(m, "a life (%s) ended by itself with status 0x%x in phase %u", how, status, m->phase);

@@ -6,6 +6,8 @@
 #include "crash.h"
 #include "vc/log.h"
 
+#define LIVES_MS (24u * 3600 * 1000) /* of leases and uploads: longer than the clock is advanced in a life */
+
 uint32_t crash_random(uint64_t *state)
 {
     uint64_t z = *state += 0x9e3779b97f4a7c15u; /* splitmix64: neighbouring seeds go different ways at once */
@@ -22,7 +24,7 @@ static void *work(void *arg)
         if (w->kill_at_step == step)
             raise(SIGKILL);
         if (kind == 0) {
-            vc_fake_clock_advance(&w->fx->clock, 5000000);
+            vc_fake_clock_advance(&w->fx->clock, 40000000); /* use counts are written once a minute */
             cs_store_tick(w->fx->store);
         } else if (w->number >= CRASH_WRITERS || kind < 5) {
             crash_read_something(w);
@@ -92,11 +94,11 @@ static void arm(crash_model_t *model, const char *how)
 static void leave_nothing(crash_model_t *model, fx_t *fx)
 {
     cs_store_stats_t stats;
-    vc_fake_clock_advance(&fx->clock, (uint64_t)3600 * 1000000);
+    vc_fake_clock_advance(&fx->clock, (uint64_t)LIVES_MS * 1000);
     cs_store_tick(fx->store);
     cs_store_get_stats(fx->store, &stats);
     if (stats.pinned_bytes || stats.leases_open || stats.uploads_open)
-        crash_fail(model, "an hour later %llu bytes are pinned, %llu leases and %llu uploads are open",
+        crash_fail(model, "when all leases are over %llu bytes are pinned, %llu leases and %llu uploads are open",
                    (unsigned long long)stats.pinned_bytes, (unsigned long long)stats.leases_open,
                    (unsigned long long)stats.uploads_open);
     model->counts.evictions += stats.evictions;
@@ -114,7 +116,8 @@ void crash_life(crash_model_t *model, const crash_scenario_t *scenario, fx_t *fx
         vc_log_set_sink(log_nothing, NULL); /* what is injected is logged, rightly */
     model->phase = CRASH_OPENING;
     arm(model, how);
-    vc_fake_clock_init(&fx->clock, (1 + (uint64_t)model->life) * 3600 * 1000000);
+    vc_fake_clock_init(&fx->clock, (1 + (uint64_t)model->life) * 48 * 3600 * 1000000);
+    fx->opts.lease_ms = fx->opts.upload_ms = LIVES_MS;
     if (fx_open(fx, CS_IO_AUTO, &err) != VC_OK) {
         if (!model->tolerates_errors)
             crash_fail(model, "the store does not open: %s", err.msg);

@@ -5,8 +5,8 @@
 #include "crash.h"
 
 static const crash_scenario_t scenarios[] = {
-    {"roomy", (uint64_t)176 << 20, 2, 24, false},
-    {"tight", (uint64_t)72 << 20, 14, 40, true},
+    {"roomy", (uint64_t)176 << 20, 2, 20, false},
+    {"tight", (uint64_t)72 << 20, 14, 28, true},
 };
 
 const crash_scenario_t *crash_scenario(const char *name)

@@ -237,7 +237,7 @@ static size_t random_life(char *text, size_t cap, uint64_t *state)
     if (kind < 5) /* about as long as a recovery takes */
         return (size_t)snprintf(text, cap, "@%u", crash_random(state) % 30000);
     if (kind < 14)
-        return (size_t)snprintf(text, cap, "+%u", crash_random(state) % 50000);
+        return (size_t)snprintf(text, cap, "+%u", crash_random(state) % 32000);
     if (kind < 15)
         return (size_t)snprintf(text, cap, "#%u", 1 + crash_random(state) % 100);
 #ifdef VC_FAULTS
