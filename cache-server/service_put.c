@@ -333,6 +333,11 @@ vc_status_t cs_service_put(void *arg, vc_rpc_call_t *call, vc_err_t *err)
     cs_latch_fini(&p.latch);
     cs_count(&s->n.put_bytes, p.bytes);
     cs_count(&s->n.put_records, p.stored);
+    if (st == VC_ERR_NOSPACE && err->msg[0] == '\0') /* it waited for room in vain; a full disk says so by itself */
+        vc_err_set(err, st,
+                   "upload %llu: no room can be made now, what is stored is leased, pinned or being uploaded, or the "
+                   "tenant's quota is used up",
+                   (unsigned long long)p.upload_id);
     st = upload_error(st, p.upload_id, err);
     vc_bytes_t reply_bytes = {0};
     if (st == VC_OK) {

@@ -4,6 +4,7 @@
  */
 #include "support/vc_test.h"
 
+#include "fault.h"
 #include "store_fixture.h"
 
 enum { HOT = 40 }; /* chains of one block, each with seven cold blocks behind it in the segment */
@@ -189,3 +190,67 @@ Test(store_compact, a_store_that_lost_its_catalog_has_room)
     cr_assert_leq(fx_du(&fx), fx.opts.capacity_bytes);
     fx_fini(&fx);
 }
+
+#ifdef VC_FAULTS
+/* Without copies segments are emptied instead; when the disk takes them again, survivors move again. */
+static void copies_fail(const char *fault)
+{
+    fx_t fx;
+    start(&fx);
+    store_hot(&fx);
+    cr_assert_eq(cs_fault_arm(fault), VC_OK);
+    for (uint32_t seed = 5000; stats_of(&fx).evictions < 12; seed++) {
+        cr_assert_lt(seed, 6000);
+        cr_assert_eq(fx_register(&fx, seed, 0, 8, FX_FULL), VC_OK);
+        cr_assert_eq(fx_readable(&fx, seed, 8, 0), 8);
+    }
+    cr_assert_eq(stats_of(&fx).moved_bytes, 0);
+    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    cr_assert_eq(cs_fault_arm(NULL), VC_OK);
+    (void)n_hot_right(&fx); /* whatever is left is right */
+    store_hot(&fx);
+    flood(&fx, HOT * 124 * 1024);
+    uint32_t n = n_hot_right(&fx);
+    cr_assert_geq(n, HOT / 2);
+    cr_assert_eq(fx_reopen(&fx), VC_OK);
+    cr_assert_eq(n_hot_right(&fx), n);
+    fx_fini(&fx);
+}
+
+Test(store_compact, copies_that_cannot_be_written_lose_nothing_but_objects_that_may_go)
+{
+    copies_fail("compact.write:1+:eio");
+}
+
+Test(store_compact, copies_that_cannot_be_synced_are_not_relied_on) { copies_fail("compact.sync:1+:eio"); }
+
+Test(store_compact, a_batch_that_fails_leaves_what_moves_readable)
+{
+    fx_t fx;
+    start(&fx);
+    store_hot(&fx);
+    flood(&fx, 8 * 124 * 1024);
+    cr_assert_eq(cs_fault_arm("catalog.write:1:eio"), VC_OK);
+    for (uint32_t seed = 7000; seed < 7040; seed++)
+        (void)fx_register(&fx, seed, 0, 8, FX_FULL); /* refused until the catalog was opened again */
+    cr_assert_eq(cs_fault_arm(NULL), VC_OK);
+    cs_store_tick(fx.store);
+    uint32_t left = n_hot_right(&fx);
+    vc_status_t status = VC_ERR_INTERNAL;
+    for (int i = 0; i < 1000000 && status != VC_OK; i++) { /* until it was opened again */
+        cs_store_tick(fx.store);
+        status = fx_register(&fx, 7050, 0, 8, FX_FULL);
+    }
+    cr_assert_eq(status, VC_OK, "%s", vc_status_name(status));
+    for (uint32_t seed = 7100; seed < 7300; seed++) {
+        cr_assert_eq(fx_register(&fx, seed, 0, 8, FX_FULL), VC_OK);
+        if (seed % 8 == 0)
+            use_hot(&fx);
+    }
+    cr_assert_geq(n_hot_right(&fx), left / 2);
+    cr_assert_eq(fx_reopen(&fx), VC_OK);
+    (void)n_hot_right(&fx);
+    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    fx_fini(&fx);
+}
+#endif
