@@ -108,7 +108,9 @@ static void introduce(dp_peer_t *peer)
     vc_status_t st = vc_meet_recv(peer->meet_fd, 0, &msg);
     if (st == VC_ERR_AGAIN)
         return;
-    if (st == VC_OK && msg.status == VC_OK)
+    if (st == VC_OK && msg.status != VC_OK)
+        st = VC_ERR_PROTOCOL; /* only a server has something to refuse */
+    if (st == VC_OK)
         st = make_worker(peer, &msg, &reply, &err);
     else if (st == VC_ERR_PROTOCOL)
         DP_COUNT(dp, bad_frames, 1);
@@ -118,8 +120,8 @@ static void introduce(dp_peer_t *peer)
         peer->ucx = peer->own_ucx;
         DP_COUNT(dp, shm_peers, 1);
         DP_COUNT(dp, shm_peers_total, 1);
-        st = vc_meet_send(peer->meet_fd, &reply);
-        peer->doomed = st != VC_OK;
+        if (vc_meet_send(peer->meet_fd, &reply) != VC_OK)
+            peer->doomed = true;
         return;
     }
     if (err.msg[0] != '\0')
@@ -142,9 +144,11 @@ void dp_shm_poll(cs_dataplane_t *dp)
         dp->dirty = true;
         if (peer == NULL)
             accept_all(dp);
+        else if (peer->doomed)
+            continue;
         else if (!peer->introduced)
             introduce(peer);
-        else if (!peer->doomed)
+        else
             dp_peer_lost(peer);
     }
 }
@@ -170,10 +174,9 @@ bool dp_shm_arm(cs_dataplane_t *dp)
 /* Ends what runs: its operations are on dp->finished when this returns. */
 void dp_shm_close_peer(dp_peer_t *peer)
 {
-    if (peer->own_ucx != NULL) {
-        vc_ucx_close(peer->own_ucx);
+    vc_ucx_close(peer->own_ucx);
+    if (peer->ucx != NULL) /* else its introduction failed, and it was not counted */
         DP_COUNT(peer->dp, shm_peers, -1);
-    }
     peer->ucx = peer->own_ucx = NULL;
     peer->ep = NULL;
     peer->ep_closed = true;

@@ -159,8 +159,12 @@ Test(dataplane_shm, nonsense_at_the_socket_is_refused_before_ucx_sees_any_of_it)
     buf[6] = 4;
     buf[4] = 2;
     say(&w, buf, 16); /* another version */
+    buf[6] = 0;
+    buf[4] = 1;
+    memset(buf + 8, 0xff, 4);
+    say(&w, buf, 12); /* a refusal, which is a server's to send */
     WORLD_WAIT_EXACTLY(&w, peers_open, 0);
-    cr_assert(world_stats(&w).bad_frames == 5 && world_stats(&w).shm_peers_total == 0);
+    cr_assert(world_stats(&w).bad_frames == 6 && world_stats(&w).shm_peers_total == 0);
     world_close(&w);
 }
 
