@@ -20,7 +20,8 @@ static void reclaim_one(vc_rpc_server_t *s, const vc_rpc_entry_t *method)
     for (uint32_t i = 0; i < s->n_slots; i++) {
         vc_rpc_call_t *c = s->slots[i].method == method ? s->slots[i].call : NULL;
         uint64_t t = c != NULL ? atomic_load_explicit(&c->waits_since_ms, memory_order_relaxed) : 0;
-        if (t == 0 || now - t < s->reclaim_ms || atomic_load_explicit(&c->is_reclaimed, memory_order_relaxed))
+        /* t may be younger than now: its thread does not hold the lock. */
+        if (t == 0 || now < t + s->reclaim_ms || atomic_load_explicit(&c->is_reclaimed, memory_order_relaxed))
             continue;
         if (oldest == NULL || t < since) {
             oldest = c;

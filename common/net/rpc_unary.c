@@ -57,12 +57,12 @@ static void list_remove(vc_rpc_request_t *r)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* A request is freed only after it left the list, so the call is there as long as the lock is held. */
-static void cancel_stalled(vc_rpc_server_t *s)
+/* A request is freed only after it left the list, so the call is there as long as the lock is held. One that was added
+ * since now_ms was read is younger than that: no difference is taken. */
+static void cancel_stalled(vc_rpc_server_t *s, uint64_t now_ms)
 {
-    uint64_t now = vc_rpc_now_ms();
     pthread_mutex_lock(&s->lock);
-    for (vc_rpc_request_t *r = s->oldest; r != NULL && now - r->answered_ms >= s->stall_ms; r = r->newer) {
+    for (vc_rpc_request_t *r = s->oldest; r != NULL && r->answered_ms + s->stall_ms <= now_ms; r = r->newer) {
         if (r->is_stalled)
             continue;
         r->is_stalled = true;
@@ -215,14 +215,20 @@ static void request_taken(vc_rpc_request_t *r)
 
 void vc_rpc_unary_serve(vc_rpc_server_t *s)
 {
+    uint64_t swept_ms = vc_rpc_now_ms();
     for (;;) {
         grpc_event ev = grpc_completion_queue_next(s->control_cq, vc_rpc_deadline(SWEEP_MS), NULL);
         if (ev.type == GRPC_QUEUE_SHUTDOWN)
             return;
+        uint64_t now_ms = vc_rpc_now_ms();
+        if (now_ms - swept_ms >= SWEEP_MS) { /* by the clock: under load the queue is never empty for so long */
+            cancel_stalled(s, now_ms);
+            swept_ms = now_ms;
+        }
         vc_rpc_request_t *r = ev.type == GRPC_OP_COMPLETE ? ev.tag : NULL;
         if (r == NULL)
-            cancel_stalled(s);
-        else if (r->is_answering)
+            continue;
+        if (r->is_answering)
             request_over(r);
         else if (ev.success)
             request_taken(r);
