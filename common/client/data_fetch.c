@@ -43,7 +43,7 @@ static bool expected_piece(vc_data_t *d, const vc_frame_t *frame)
 {
     if (d->n_arrived >= (uint64_t)d->n * (d->layout.n_layer + 1))
         return false;
-    uint32_t each = frame->slice == 0 ? d->layout.head_bytes : d->layout.part_bytes;
+    uint64_t each = frame->slice == 0 ? d->layout.head_bytes : d->layout.part_bytes; /* times 32 it passes 4 GiB */
     if (d->layout.n_layer == 0 || frame->slice > d->layout.n_layer || frame->first < d->first ||
         frame->payload_bytes != each * (uint32_t)__builtin_popcount(frame->mask))
         return false;
