@@ -65,7 +65,7 @@ static const char *const stat_names[N_GAUGES] = {NULL,
                                                  "data_pins_held",
                                                  "rpc_fetch_streams",
                                                  "rpc_put_streams",
-                                                 "commits_waiting",
+                                                 "rpc_commits_waiting",
                                                  "segments"};
 
 typedef struct sample {
@@ -222,7 +222,7 @@ static double stat_value(const vcache_stat_t *stats, uint32_t n, const char *nam
         if (strcmp(stats[i].name, name) == 0)
             return stats[i].value;
     }
-    return 0;
+    bench_fail("the server has no statistic named %s", name);
 }
 
 static bool take_sample(run_t *r, sample_t *out)
