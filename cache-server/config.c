@@ -65,7 +65,7 @@ static void fill_table(cs_config_t *c)
         {"grace-ms", VC_OPT_U64, &c->grace_ms, "5000", 0, 3600000, NULL,
          "what running calls get at shutdown before they are cancelled"},
         {"port-file", VC_OPT_STRING, &c->port_file, "", 0, 0, NULL,
-         "when ready, write the control port, then listen= and data= lines"},
+         "when ready, write the control port, then listen=, data= and ops= lines"},
         {"log-level", VC_OPT_ENUM, &c->log_level, "info", 0, 0, "error|warn|info|debug", "how much to log"},
         {NULL, VC_OPT_BOOL, NULL, NULL, 0, 0, NULL, NULL},
     };

@@ -3,12 +3,10 @@
  * the gRPC server's slot threads (role/verify_session.h). SIGTERM and SIGINT let running streams go on for a grace
  * period, then end.
  */
-#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "role/cmd.h"
 #include "role/verify_session.h"
@@ -17,6 +15,7 @@
 #include "vc/config.h"
 #include "vc/log.h"
 #include "vc/mem.h"
+#include "vc/portfile.h"
 
 #define MESSAGE_MAX_BYTES (8u << 20)
 
@@ -52,23 +51,6 @@ static void fill_table(serve_opts_t *o, vc_opt_t *table)
     memcpy(table, rows, sizeof(rows));
 }
 
-/* Written aside and renamed, so that a script never reads half a number. */
-static vc_status_t write_port_file(const char *path, const char *listen, int port, vc_err_t *err)
-{
-    char tmp[4096];
-    if (snprintf(tmp, sizeof(tmp), "%s.tmp", path) >= (int)sizeof(tmp))
-        return vc_err_set(err, VC_ERR_INVALID, "--port-file is too long");
-    FILE *f = fopen(tmp, "w");
-    bool good =
-        f != NULL && fprintf(f, "%d\nlisten=%.*s:%d\n", port, (int)(strrchr(listen, ':') - listen), listen, port) > 0;
-    if (f != NULL && fclose(f) != 0)
-        good = false;
-    if (!good || rename(tmp, path) != 0)
-        return vc_err_set(err, vc_status_from_path_errno(errno), "cannot write --port-file %s: %s", path,
-                          strerror(errno));
-    return VC_OK;
-}
-
 static vc_status_t start_and_wait(const serve_opts_t *o, node_verify_service_t *service, const sigset_t *signals,
                                   vc_err_t *err)
 {
@@ -86,7 +68,7 @@ static vc_status_t start_and_wait(const serve_opts_t *o, node_verify_service_t *
     if (status != VC_OK)
         return status;
     if (o->port_file != NULL && o->port_file[0] != '\0')
-        status = write_port_file(o->port_file, o->listen, vc_rpc_server_port(server), err);
+        status = vc_portfile_write(o->port_file, o->listen, vc_rpc_server_port(server), "", err);
     if (status == VC_OK) {
         int sig = 0;
         vc_log_info("verify", "ready listen=%s port=%d server=%s", o->listen, vc_rpc_server_port(server),
