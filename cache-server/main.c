@@ -22,14 +22,16 @@ static void block_signals(sigset_t *set)
     signal(SIGPIPE, SIG_IGN);
 }
 
-/* Until nothing is out any more, the grace period is over, or a second signal came. */
+/* Until nothing is out any more or the grace period is over; a second signal ends it. */
 static void drain(cs_server_t *server, const sigset_t *signals, uint64_t grace_ms)
 {
     const struct timespec look = {.tv_nsec = DRAIN_LOOK_MS * 1000000};
     cs_server_drain(server);
     for (uint64_t ms = 0; ms < grace_ms && !cs_server_is_drained(server); ms += DRAIN_LOOK_MS)
-        if (sigtimedwait(signals, NULL, &look) > 0)
+        if (sigtimedwait(signals, NULL, &look) > 0) {
+            cs_server_end_grace(server);
             return;
+        }
 }
 
 int main(int argc, char **argv)

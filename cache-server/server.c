@@ -4,7 +4,6 @@
  */
 #include "server.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -16,6 +15,7 @@
 #include "store.h"
 #include "vc/log.h"
 #include "vc/mem.h"
+#include "vc/portfile.h"
 
 #define FILES_WANTED 4096 /* segments, sockets, RocksDB tables */
 #define FILES_LEAST 256   /* 64 segments, 64 tables, the rest for connections */
@@ -212,34 +212,20 @@ static vc_status_t start_ops(cs_server_t *s, const cs_config_t *c, vc_err_t *err
     return VC_OK;
 }
 
-/* Written aside and renamed, so that a reader sees all of it or nothing. */
-static vc_status_t write_port_file(const cs_server_t *s, const char *host, size_t host_len, const char *path,
-                                   vc_err_t *err)
-{
-    char aside[4096];
-    if (snprintf(aside, sizeof(aside), "%s.new", path) >= (int)sizeof(aside))
-        return vc_err_set(err, VC_ERR_INVALID, "--port-file is too long");
-    FILE *f = fopen(aside, "we");
-    if (f == NULL)
-        return vc_err_set(err, vc_status_from_path_errno(errno), "cannot write %s: %s", aside, strerror(errno));
-    fprintf(f, "%d\nlisten=%.*s:%d\ndata=%s\nops=%s\n", cs_server_port(s), (int)host_len, host, cs_server_port(s),
-            s->data_address[0] != '\0' ? s->data_address : "none", s->ops_address);
-    if (fclose(f) != 0 || rename(aside, path) != 0)
-        return vc_err_set(err, vc_status_from_path_errno(errno), "cannot write %s: %s", path, strerror(errno));
-    return VC_OK;
-}
-
 static vc_status_t announce(const cs_server_t *s, const cs_config_t *c, vc_err_t *err)
 {
     size_t host_len = (size_t)(strrchr(c->listen, ':') - c->listen);
+    const char *data = s->data_address[0] != '\0' ? s->data_address : "none";
     if (c->port_file[0] != '\0') {
-        vc_status_t st = write_port_file(s, c->listen, host_len, c->port_file, err);
+        char more[640];
+        snprintf(more, sizeof(more), "data=%s\nops=%s\n", data, s->ops_address);
+        vc_status_t st = vc_portfile_write(c->port_file, c->listen, cs_server_port(s), more, err);
         if (st != VC_OK)
             return st;
     }
     vc_log_info("server", "ready listen=%.*s:%d data=%s ops=%s boot=%016llx generation=%llu%s", (int)host_len,
-                c->listen, cs_server_port(s), s->data_address[0] != '\0' ? s->data_address : "none", s->ops_address,
-                (unsigned long long)cs_store_boot_id(s->store), (unsigned long long)cs_store_generation(s->store),
+                c->listen, cs_server_port(s), data, s->ops_address, (unsigned long long)cs_store_boot_id(s->store),
+                (unsigned long long)cs_store_generation(s->store),
                 cs_store_is_readonly(s->store) ? " readonly=true" : "");
     return VC_OK;
 }
@@ -289,6 +275,8 @@ bool cs_server_is_drained(cs_server_t *s)
     cs_service_report(s->service, &r);
     return cs_drain_is_done(&r);
 }
+
+void cs_server_end_grace(cs_server_t *s) { s->grace_ms = 0; }
 
 /* Says what is still out, and returns what is left of the grace period. */
 static uint32_t end_drain(cs_server_t *s)

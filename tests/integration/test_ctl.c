@@ -10,6 +10,7 @@
 #include "support/tmpdir.h"
 #include "support/vc_test.h"
 #include "vc/mem.h"
+#include "vc/rpc.h"
 #include "vericache/vericache.h"
 
 #define WAIT_MS 60000
@@ -33,7 +34,8 @@ static void start(world_t *w)
                           "127.0.0.1:0",
                           "--capacity",
                           "256MiB",
-                          "--grace-ms=60000",
+                          "--grace-ms=600000", /* longer than any test waits */
+                          "--idle-ms=3600000",
                           "--scrub-rate=0",
                           NULL};
     char line[400] = "";
@@ -284,19 +286,37 @@ Test(ctl, sigterm_waits_for_leases_and_says_what_it_waited_for)
     end(&w);
 }
 
+/* A lease is out, and a call that would run for an hour. */
 Test(ctl, second_signal_ends_the_wait)
 {
     static world_t w;
+    vc_rpc_channel_t *ch = NULL;
+    vc_rpc_channel_opts_t o;
+    vc_rpc_stream_t *put = NULL;
     begin(&w);
     store(&w, 6);
     vcache_lease_t *l = lease(&w, 6);
+    vc_rpc_channel_opts_default(&o);
+    o.target = w.address;
+    cr_assert_eq(vc_rpc_channel_create(&o, &ch, NULL), VC_OK);
+    cr_assert_eq(vc_rpc_stream_open(ch, "/vericache.v1.Cache/PutRecord", 0, &put, NULL), VC_OK);
+    json_t *stats;
+    bool runs = false;
+    while (!runs) {
+        stats = json(&w, "stats");
+        runs = number(stats, "rpc_put_streams") == 1;
+        json_decref(stats);
+    }
     vt_proc_signal(w.server, SIGTERM);
     cr_assert(vt_proc_wait_line(w.server, "stopping signal=TERM", WAIT_MS, NULL, 0));
     vt_proc_signal(w.server, SIGTERM);
     char line[400] = "";
     cr_assert(vt_proc_wait_line(w.server, "drained ms=", WAIT_MS, line, sizeof(line)));
     cr_assert_not_null(strstr(line, "leases=1"), "%s", line);
+    cr_assert_not_null(strstr(line, "transfers=1"), "%s", line);
     cr_assert_eq(vt_proc_wait_exit(w.server, WAIT_MS), 0);
+    vc_rpc_stream_destroy(put);
+    vc_rpc_channel_destroy(ch);
     vcache_lease_release(l);
     end(&w);
 }
