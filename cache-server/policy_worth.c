@@ -110,14 +110,18 @@ static void old_enough_waits(const cs_worth_t *w, uint32_t kind, uint64_t now, d
     }
 }
 
-/* chance[a] that a wait of age a ends in this bucket. chance comes in as what to believe without evidence. */
+/* chance[a] that a wait of age a ends in this bucket. chance comes in as what to believe without evidence; at an age
+ * that hardly any wait has had the time to get to, what was learnt of the ages before it holds on. Else that an age is
+ * unknown would be worth more than that a use is known to be rare, and what a lease kept for long would stay for good.
+ */
 static void learn_chances(const cs_worth_t *w, uint32_t kind, uint64_t now, double *chance)
 {
-    double old_enough[CS_WORTH_AGES], alive = 1;
+    double old_enough[CS_WORTH_AGES], alive = 1, before = 1;
     old_enough_waits(w, kind, now, old_enough);
     for (uint32_t a = 0; a < CS_WORTH_AGES; a++) {
-        double h = (w->used_again[kind][a] + PRIOR_WAITS * chance[a]) / (old_enough[a] * alive + PRIOR_WAITS);
-        chance[a] = VC_MIN(h, 1.0);
+        double belief = VC_MIN(chance[a], before);
+        double h = (w->used_again[kind][a] + PRIOR_WAITS * belief) / (old_enough[a] * alive + PRIOR_WAITS);
+        chance[a] = before = VC_MIN(h, 1.0);
         alive *= 1 - chance[a];
     }
 }

@@ -232,6 +232,44 @@ Test(policy, kept_items_are_passed_over_and_keep_their_place)
     cs_policy_destroy(p);
 }
 
+static bool is_leased(void *arg, uint32_t id)
+{
+    const bool *leased = arg;
+    return *leased && id < 10;
+}
+
+/* Looked up once and held for sixteen turnovers, then let go: no other item of its kind ever got that old. */
+Test(policy, what_was_kept_for_long_goes_once_it_is_released)
+{
+    enum { CHAINS = 9000, RELEASED = 1000, USED_AGAIN = 2000, LIVE = 60 };
+    static uint32_t ids[LIVE];
+    cs_policy_t *p = make(LIVE * 10, (LIVE + 2) * 10);
+    bool leased = true;
+    uint64_t key = 0;
+    uint32_t free_id = 0, n_free = 0, left = 10;
+    for (uint32_t chain = 0; chain < CHAINS && left > 0; chain++) {
+        leased = chain < RELEASED;
+        for (uint32_t b = 0; b < 10; b++) {
+            uint32_t id = n_free > 0 ? ids[--n_free] : free_id++;
+            insert(p, id, key++, b, true);
+            if (chain == 0 || chain > USED_AGAIN)
+                cs_policy_touch(p, id, 0);
+        }
+        while (cs_policy_count(p) > LIVE * 10 && left > 0) {
+            uint32_t id = cs_policy_victim(p, is_leased, &leased, 0);
+            cr_assert_neq(id, CS_POLICY_NONE);
+            cs_policy_remove(p, id, true);
+            if (id < 10) {
+                cr_assert(!leased);
+                left--;
+            }
+            ids[n_free++] = id;
+        }
+    }
+    cr_assert_eq(left, 0, "%u of 10 stay for ever", left);
+    cs_policy_destroy(p);
+}
+
 Test(policy, many_kept_items_cost_a_few_looks_per_call)
 {
     enum { N = 20000 };
