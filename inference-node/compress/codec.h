@@ -44,6 +44,8 @@ typedef struct node_codec_ops {
     vc_kvrec_kind_t kind;
     vc_status_t (*parse)(node_spec_t *spec, const char *params,
                          vc_err_t *err); /* fills parameters and canonical text */
+    double (*bits)(const node_spec_t *spec,
+                   uint32_t head_dim); /* that the payload takes per K or V number of the block, from geometry */
     uint32_t (*needs)(const node_spec_t *spec);
     uint32_t (*window_tokens)(const node_spec_t *spec); /* exact rows at the end that the drafter should take from full
                                                            records (R); 0 = none */

@@ -27,9 +27,8 @@ typedef struct node_param {
 vc_status_t node_params_parse(node_spec_t *spec, const char *method, const char *params, const node_param_t *table,
                               uint32_t n_table, vc_err_t *err);
 
-/* Bits that the payload takes per stored K or V number, from the geometry alone. */
-double node_dropper_bits(double keep, uint32_t head_dim);
-double node_kivi_bits(const node_spec_t *spec, uint32_t head_dim);
+/* The bits slot of every dropper. */
+double node_dropper_bits(const node_spec_t *spec, uint32_t head_dim);
 
 /* Four f16 numbers at a time: an exponent of all ones, plus one, carries into the sign's place and no further. */
 static inline bool node_f16_finite(const void *x, size_t n)
@@ -71,7 +70,7 @@ vc_status_t node_body_put_rows(node_body_builder_t *b, uint32_t block, uint32_t 
 vc_status_t node_body_own_page(node_body_builder_t *b, uint32_t block, node_page_t **page_p, vc_err_t *err);
 
 /* ---- the methods ---- */
-extern const node_codec_ops_t node_codec_none, node_codec_noise, node_codec_snapkv, node_codec_kivi;
+extern const node_codec_ops_t node_codec_none, node_codec_noise, node_codec_snapkv, node_codec_kivi, node_codec_rot;
 
 static inline uint32_t node_codec_no_need(const node_spec_t *spec)
 {

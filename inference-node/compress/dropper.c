@@ -6,10 +6,10 @@
 #include "vc/bytes.h"
 #include "vc/mem.h"
 
-double node_dropper_bits(double keep, uint32_t head_dim)
+double node_dropper_bits(const node_spec_t *spec, uint32_t head_dim)
 {
     /* 16 bits per kept number; the bitmap's one bit per token covers 2 x head_dim numbers. */
-    return 16.0 * keep + 1.0 / (2.0 * head_dim);
+    return 16.0 * spec->keep + 1.0 / (2.0 * head_dim);
 }
 
 uint8_t *node_dropper_encode_head(uint8_t *at, node_page_t *page, uint32_t layer, uint32_t head, uint32_t head_dim,

@@ -67,7 +67,7 @@ static uint32_t layer_length(const node_spec_t *spec, uint32_t n_head, uint32_t 
     return n_head * (matrix_bytes(&k) + matrix_bytes(&v)) + 4;
 }
 
-double node_kivi_bits(const node_spec_t *spec, uint32_t head_dim)
+static double kivi_bits(const node_spec_t *spec, uint32_t head_dim)
 {
     matrix_t k = k_matrix(spec, head_dim), v = v_matrix(spec, head_dim);
     return 8.0 * (matrix_bytes(&k) + matrix_bytes(&v)) / (2.0 * NODE_TILE * head_dim);
@@ -253,6 +253,7 @@ const node_codec_ops_t node_codec_kivi = {
     .params_help = "bits=4 (2, 4, 8) group=32 (16, 32, 64) residual=128 (multiple of group)",
     .kind = VC_KVREC_QUANTISER,
     .parse = kivi_parse,
+    .bits = kivi_bits,
     .needs = node_codec_no_need,
     .window_tokens = kivi_window,
     .sink_blocks = kivi_sinks,

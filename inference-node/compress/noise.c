@@ -97,6 +97,7 @@ const node_codec_ops_t node_codec_noise = {
     .params_help = "eps=0.001 seed=1",
     .kind = VC_KVREC_DROPPER,
     .parse = noise_parse,
+    .bits = node_dropper_bits,
     .needs = node_codec_no_need,
     .window_tokens = node_codec_no_need,
     .sink_blocks = node_codec_no_need,

@@ -44,6 +44,7 @@ const node_codec_ops_t node_codec_none = {
     .params_help = "",
     .kind = VC_KVREC_DROPPER,
     .parse = none_parse,
+    .bits = node_dropper_bits,
     .needs = node_codec_no_need,
     .window_tokens = node_codec_no_need,
     .sink_blocks = node_codec_no_need,

@@ -179,6 +179,7 @@ const node_codec_ops_t node_codec_snapkv = {
     .params_help = "keep=0.25 window=64 kernel=5 (odd) pool=avg (avg, max)",
     .kind = VC_KVREC_DROPPER,
     .parse = snapkv_parse,
+    .bits = node_dropper_bits,
     .needs = snapkv_needs,
     .window_tokens = snapkv_window,
     .sink_blocks = snapkv_sinks,

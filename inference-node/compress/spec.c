@@ -14,7 +14,7 @@
 #include "vc/mem.h"
 
 static const node_codec_ops_t *const codecs[] = {&node_codec_none, &node_codec_noise, &node_codec_snapkv,
-                                                 &node_codec_kivi};
+                                                 &node_codec_kivi, &node_codec_rot};
 
 const node_codec_ops_t *const *node_codecs(uint32_t *n_p)
 {
@@ -267,7 +267,5 @@ vc_status_t node_spec_parse(const char *text, node_spec_t *spec_p, vc_err_t *err
 
 double node_spec_bits_per_element(const node_spec_t *spec, const node_model_info_t *model)
 {
-    if (spec->ops->kind == VC_KVREC_QUANTISER)
-        return node_kivi_bits(spec, model->head_dim);
-    return node_dropper_bits(spec->keep, model->head_dim);
+    return spec->ops->bits(spec, model->head_dim);
 }

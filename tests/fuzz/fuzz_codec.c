@@ -1,7 +1,7 @@
 /*
- * Compressed payloads on hostile bytes. The first byte chooses the method and the head size, the rest is one layer part
- * of a record that is otherwise whole: a fuzzer cannot guess its sums, so they are made here. Whatever is accepted must
- * be a body of finite numbers within its bounds.
+ * Compressed payloads on hostile bytes. The first byte chooses the method (bits 0-2, 4) and the head size (bit 3), the
+ * rest is one layer part of a record that is otherwise whole: a fuzzer cannot guess its sums, so they are made here.
+ * Whatever is accepted must be a body of finite numbers within its bounds.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -19,7 +19,15 @@ static const char *const specs[] = {"none",
                                     "kivi:bits=4,group=32",
                                     "kivi:bits=8,group=64",
                                     "kivi:bits=2,group=16",
-                                    "kivi:bits=4,group=64"};
+                                    "kivi:bits=4,group=64",
+                                    "rot:bits=2",
+                                    "rot:bits=3",
+                                    "rot:bits=4",
+                                    "rot:bits=8",
+                                    "rot:bits=2,group=16",
+                                    "rot:bits=3,group=16",
+                                    "rot:bits=4,group=32",
+                                    "rot:bits=8,group=128"};
 static const uint32_t dims[] = {16, 64};
 enum { N_HEAD = 2 };
 
@@ -99,7 +107,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     node_model_info_t model;
     make_model(dims[data[0] >> 3 & 1], &model);
     node_spec_t spec;
-    must(node_spec_parse(specs[data[0] & 7], &spec, NULL) == VC_OK);
+    must(node_spec_parse(specs[(data[0] & 7) + (data[0] >> 1 & 8)], &spec, NULL) == VC_OK);
     size_t bytes;
     uint8_t *record = wrap(&model, &spec, data + 1, size - 1, &bytes);
     if (record == NULL)

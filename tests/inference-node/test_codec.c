@@ -6,9 +6,10 @@
 
 #include "codec_fixture.h"
 
-static const char *const methods[] = {"none", "noise:eps=0.01", "snapkv:keep=0.3", "kivi:bits=2",
-                                      "kivi:bits=8,group=64"};
-enum { N_METHODS = 5, SNAPKV = 2 };
+static const char *const methods[] = {
+    "none",       "noise:eps=0.01",     "snapkv:keep=0.3", "kivi:bits=2", "kivi:bits=8,group=64",
+    "rot:bits=4", "rot:bits=3,group=16"};
+enum { N_METHODS = 7, SNAPKV = 2 };
 
 Test(codec, equal_kv_gives_equal_records)
 {
@@ -105,7 +106,9 @@ Test(codec, records_have_the_bytes_they_always_had)
                                                 "e5fe86007b67f3a2aaaa27bd5e1ed6af64cd3afa399bf74c70ff377164ca6430",
                                                 "837b9d2cdd6ec3bfb4895aa282d267c58a0c7555ac34fd12202a7fd74fe1fc01",
                                                 "3ee1e6b659093518ec910990c2955358f05af527b39b6ec8afd8090dd0dc0787",
-                                                "954bb42cd1c66e0bbd0c5d37438e7053e9dc1703b976cda82300c638be9c4a4a"};
+                                                "954bb42cd1c66e0bbd0c5d37438e7053e9dc1703b976cda82300c638be9c4a4a",
+                                                "ca10f0146c5695df0ed6c97b6727eb56d2258d72af51452c5a4b7b29fa66737e",
+                                                "89f200b291d6a43ce57b06931570a6b7c1b5887532f89d2d5d05a8e14ef0439f"};
     fx_t f;
     fx_open(&f, fx_model(2, 4, 2, 32), 5, 64, 100);
     f.in.first_block = 1;
@@ -170,10 +173,11 @@ Test(codec, records_name_their_place_in_the_chain)
 Test(codec, bits_per_element_is_what_the_payload_takes)
 {
     static const char *const texts[] = {"none",        "noise",       "snapkv:keep=0.25", "snapkv:keep=0.5",
-                                        "kivi:bits=2", "kivi:bits=4", "kivi:bits=8",      "kivi:group=64"};
+                                        "kivi:bits=2", "kivi:bits=4", "kivi:bits=8",      "kivi:group=64",
+                                        "rot:bits=2",  "rot:bits=3",  "rot:bits=4",       "rot:bits=8,group=64"};
     fx_t f;
     fx_open(&f, fx_model(2, 8, 4, 64), 8, 64, 76);
-    for (int i = 0; i < 8; i++) {
+    for (size_t i = 0; i < VC_ARRAY_LEN(texts); i++) {
         node_spec_t spec = fx_spec(texts[i]);
         fx_records_t r = {0};
         fx_compress(texts[i], &f.in, &r);

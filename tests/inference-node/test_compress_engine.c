@@ -10,8 +10,9 @@
 #include "model/engine.h"
 #include "support/tiny_model.h"
 
-static const char *const methods[] = {"none", "noise", "snapkv:keep=0.25,window=32", "kivi:bits=2,group=16"};
-enum { N_METHODS = 4, N_BLOCKS = 4 };
+static const char *const methods[] = {"none", "noise", "snapkv:keep=0.25,window=32", "kivi:bits=2,group=16",
+                                      "rot:bits=4,group=16"};
+enum { N_METHODS = 5, N_BLOCKS = 4 };
 
 /* Records of every method after a prefill in passes of `cut` tokens. */
 static void records_of(const gguf_image_t *image, node_isa_t isa, uint32_t n_threads, uint32_t cut, fx_records_t *out)

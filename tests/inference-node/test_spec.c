@@ -31,6 +31,7 @@ Test(spec, defaults_are_written_out)
     expect_text("noise", "noise:eps=0.001,seed=1");
     expect_text("snapkv", "snapkv:keep=0.25,window=64,kernel=5,pool=avg");
     expect_text("kivi", "kivi:bits=4,group=32,residual=128");
+    expect_text("rot", "rot:bits=4,group=64,residual=64");
 }
 
 Test(spec, order_and_spelling_do_not_matter)
@@ -70,11 +71,13 @@ Test(spec, parameters_arrive_in_their_fields)
 
 Test(spec, other_parameters_have_another_id)
 {
-    static const char *const texts[] = {"none",          "noise",           "noise:seed=2", "noise:eps=1e-2",
-                                        "snapkv",        "snapkv:keep=0.5", "kivi",         "kivi:bits=2",
-                                        "kivi:group=64", "kivi:residual=64"};
-    node_spec_t specs[10];
-    for (int i = 0; i < 10; i++) {
+    static const char *const texts[] = {
+        "none",         "noise",         "noise:seed=2",  "noise:eps=1e-2",   "snapkv", "snapkv:keep=0.5",
+        "kivi",         "kivi:bits=2",   "kivi:group=64", "kivi:residual=64", "rot",    "rot:bits=3",
+        "rot:group=32", "rot:residual=0"};
+    enum { N = 14 };
+    node_spec_t specs[N];
+    for (int i = 0; i < N; i++) {
         cr_assert_eq(node_spec_parse(texts[i], &specs[i], NULL), VC_OK);
         for (int j = 0; j < i; j++)
             cr_assert(memcmp(&specs[i].id, &specs[j].id, sizeof(specs[i].id)) != 0, "%s and %s", texts[i], texts[j]);
@@ -83,7 +86,7 @@ Test(spec, other_parameters_have_another_id)
 
 Test(spec, an_unknown_method_is_told_what_there_is)
 {
-    expect_refused("gzip", "gzip", "none, noise, snapkv, kivi");
+    expect_refused("gzip", "gzip", "none, noise, snapkv, kivi, rot");
     expect_refused("", "unknown", "kivi");
     expect_refused("kiv", "kiv", "kivi");
     expect_refused("kivix:bits=4", "kivix", "kivi");
@@ -104,6 +107,9 @@ Test(spec, a_value_out_of_bounds_is_told_its_bounds)
     expect_refused("kivi:group=128", "group=128", "16,32,64");
     expect_refused("kivi:residual=8193", "residual=8193", "8192");
     expect_refused("kivi:residual=33", "residual=33", "multiple of group=32");
+    expect_refused("rot:bits=5", "bits=5", "2,3,4,8");
+    expect_refused("rot:group=256", "group=256", "16,32,64,128");
+    expect_refused("rot:residual=8193", "residual=8193", "8192");
     expect_refused("snapkv:keep=0", "keep=0", "above 0");
     expect_refused("snapkv:keep=1.01", "keep=1.01", "at most 1");
     expect_refused("snapkv:window=0", "window=0", "from 1");
@@ -154,7 +160,7 @@ Test(spec, the_table_lists_every_method_with_help)
 {
     uint32_t n;
     const node_codec_ops_t *const *codecs = node_codecs(&n);
-    cr_assert_eq(n, 4);
+    cr_assert_eq(n, 5);
     for (uint32_t i = 0; i < n; i++) {
         node_spec_t spec;
         cr_assert_eq(node_spec_parse(codecs[i]->name, &spec, NULL), VC_OK);

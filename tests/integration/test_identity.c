@@ -16,7 +16,7 @@ typedef enum { AX_X, AX_SPEC, AX_THREADS, AX_CUT, AX_HIT, AX_ISA, AX_SAMPLED } a
 
 static const uint32_t lengths[] = {0, 1, 2, 3, 4, 5, 7, 8, 16, 30, 64};
 static const char *const specs[] = {"none", "noise:eps=0.5,seed=3", "snapkv:keep=0.25,window=32",
-                                    "kivi:bits=2,group=16,residual=64"};
+                                    "kivi:bits=2,group=16,residual=64", "rot:bits=3,group=16"};
 static const uint32_t cuts[] = {0, 1, 63, 64, 65, 128};
 enum { HIT_NONE, HIT_ONE, HIT_HALF, HIT_ALL, N_HITS };
 

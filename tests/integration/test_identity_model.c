@@ -102,6 +102,7 @@ Test(identity_model, a_diagonal_of_the_axes_gives_the_bits_of_the_base)
         {30, "none", 2, 1, 3, best, true},
         {64, "noise:eps=0.05,seed=2", 2, 0, 4, NODE_ISA_AVX2, true},
         {NODE_DRAFT_AUTO, "kivi:bits=4", 2, 100, 2, best, false},
+        {8, "rot:bits=4", 2, 64, 2, best, false},
     };
     run_diagonal(&f, 270, 24, runs, VC_ARRAY_LEN(runs));
     teardown(&f);

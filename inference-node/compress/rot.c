@@ -1,0 +1,237 @@
+/*
+ * rot: keys after RoPE and values, each head rotated by a normalised Hadamard transform, then quantised per token in
+ * groups of channels. Nothing is calibrated, and a record depends on its block alone. The first block and the last
+ * `residual` tokens are not in it: a drafter takes those blocks as full pages.
+ *
+ * Payload of a layer: per kv_head, for K and then for V, {codes, scales, minima}, tokens in order: codes
+ * [NODE_TILE][head_dim] of b bits, the first in the low bits; scales and minima [NODE_TILE][head_dim / group] f16. Then
+ * u32 0, the number of exact rows. group is the smaller of the parameter and head_dim.
+ */
+#include "compress/codec_int.h"
+#include "compress/rot_int.h"
+#include "vc/bytes.h"
+#include "vc/mem.h"
+
+static const node_param_t rot_params[] = {
+    {"bits", NODE_PARAM_UINT, offsetof(node_spec_t, bits), 0, 0, 4, "2,3,4,8"},
+    {"group", NODE_PARAM_UINT, offsetof(node_spec_t, group), 0, 0, 64, "16,32,64,128"},
+    {"residual", NODE_PARAM_UINT, offsetof(node_spec_t, residual), 0, 8192, 64, NULL},
+};
+
+static vc_status_t rot_parse(node_spec_t *spec, const char *params, vc_err_t *err)
+{
+    return node_params_parse(spec, "rot", params, rot_params, VC_ARRAY_LEN(rot_params), err);
+}
+
+static uint32_t rot_window(const node_spec_t *spec) { return spec->residual; }
+static uint32_t rot_sinks(const node_spec_t *spec) { return spec->residual ? 1 : 0; }
+
+/* One of the two matrices of a head. */
+typedef struct shape {
+    uint32_t dim, group, n_groups, bits, row_bytes;
+} shape_t;
+
+static shape_t shape_of(const node_spec_t *spec, uint32_t dim)
+{
+    uint32_t group = VC_MIN(spec->group, dim);
+    return (shape_t){dim, group, dim / group, spec->bits, dim * spec->bits / 8};
+}
+
+static uint32_t codes_bytes(const shape_t *s) { return NODE_TILE * s->row_bytes; }
+static uint32_t params_bytes(const shape_t *s) { return NODE_TILE * s->n_groups * 2; } /* scales, or minima */
+static uint32_t matrix_bytes(const shape_t *s) { return codes_bytes(s) + 2 * params_bytes(s); }
+static uint32_t layer_length(const shape_t *s, uint32_t n_head) { return n_head * 2 * matrix_bytes(s) + 4; }
+
+static vc_status_t check_dim(const node_spec_t *spec, uint32_t dim, vc_err_t *err)
+{
+    if (dim == 0 || dim % 16 != 0 || dim > NODE_HEAD_DIM_MAX || dim % VC_MIN(spec->group, dim) != 0)
+        return vc_err_set(err, VC_ERR_UNSUPPORTED, "%s does not fit a head of %u channels", spec->text, dim);
+    return VC_OK;
+}
+
+static double rot_bits(const node_spec_t *spec, uint32_t head_dim)
+{
+    return spec->bits + 32.0 / VC_MIN(spec->group, head_dim);
+}
+
+node_rot_quantise_fn node_rot_quantise(node_ops_level_t level)
+{
+    if (node_ops_get(level) == NULL)
+        return NULL;
+    switch (level) {
+    case NODE_OPS_AVX512: return node_rot_quantise_avx512;
+    case NODE_OPS_AVX2: return node_rot_quantise_avx2;
+    case NODE_OPS_SCALAR: break;
+    }
+    return node_rot_quantise_scalar;
+}
+
+static node_rot_quantise_fn best_quantise(void)
+{
+    node_rot_quantise_fn fn = node_rot_quantise(NODE_OPS_AVX512);
+    if (fn == NULL)
+        fn = node_rot_quantise(NODE_OPS_AVX2);
+    return fn ? fn : node_rot_quantise_scalar;
+}
+
+typedef struct rot_plan {
+    const node_spec_t *spec;
+    const node_compress_in_t *in;
+    node_rot_quantise_fn quantise; /* chosen once: asking the CPU is slow under a hypervisor */
+} rot_plan_t;
+
+static vc_status_t rot_plan(const node_spec_t *spec, const node_compress_in_t *in, void **plan_p, vc_err_t *err)
+{
+    vc_status_t st = check_dim(spec, in->model->head_dim, err);
+    if (st != VC_OK)
+        return st;
+    rot_plan_t *plan = vc_calloc(1, sizeof(*plan));
+    if (plan == NULL)
+        return vc_err_set(err, VC_ERR_NOMEM, "no memory for a compression plan");
+    *plan = (rot_plan_t){spec, in, best_quantise()};
+    *plan_p = plan;
+    return VC_OK;
+}
+
+static uint32_t rot_layer_bytes(const void *arg, uint32_t block, uint32_t layer)
+{
+    (void)block, (void)layer;
+    const rot_plan_t *plan = arg;
+    const shape_t s = shape_of(plan->spec, plan->in->model->head_dim);
+    return layer_length(&s, plan->in->model->n_kv_head);
+}
+
+/* One matrix, x [dim][NODE_TILE]; returns the first byte after it. */
+static uint8_t *encode_matrix(const shape_t *s, node_rot_quantise_fn quantise, const uint16_t *x, uint8_t *at)
+{
+    uint8_t codes[NODE_HEAD_DIM_MAX * NODE_TILE], row[NODE_HEAD_DIM_MAX];
+    uint16_t scales[NODE_HEAD_DIM_MAX / 16 * NODE_TILE], mins[NODE_HEAD_DIM_MAX / 16 * NODE_TILE];
+    quantise(x, s->dim, s->group, s->bits, codes, scales, mins);
+    uint8_t *scale_at = at + codes_bytes(s), *min_at = scale_at + params_bytes(s);
+    for (uint32_t t = 0; t < NODE_TILE; t++, at += s->row_bytes) {
+        for (uint32_t c = 0; c < s->dim; c++)
+            row[c] = codes[(size_t)c * NODE_TILE + t];
+        node_rot_pack(at, row, s->dim, s->bits);
+        for (uint32_t g = 0; g < s->n_groups; g++, scale_at += 2, min_at += 2) {
+            vc_put_le16(scale_at, scales[(size_t)g * NODE_TILE + t]);
+            vc_put_le16(min_at, mins[(size_t)g * NODE_TILE + t]);
+        }
+    }
+    return min_at;
+}
+
+static void rot_encode(const void *arg, uint32_t block, uint32_t layer, void *part)
+{
+    const rot_plan_t *plan = arg;
+    const node_model_info_t *model = plan->in->model;
+    const shape_t s = shape_of(plan->spec, model->head_dim);
+    node_page_t *page = node_kv_page_at(plan->in->kv, block);
+    uint16_t turned[NODE_HEAD_DIM_MAX * NODE_TILE];
+    uint8_t *at = part;
+    for (uint32_t h = 0; h < model->n_kv_head; h++) {
+        at = encode_matrix(&s, plan->quantise, node_page_k(page, layer, h), at);
+        const uint16_t *v = node_page_v(page, layer, h);
+        for (uint32_t t = 0; t < NODE_TILE; t++)
+            for (uint32_t c = 0; c < s.dim; c++)
+                turned[(size_t)c * NODE_TILE + t] = v[(size_t)t * s.dim + c];
+        at = encode_matrix(&s, plan->quantise, turned, at);
+    }
+    vc_put_le32(at, 0);
+}
+
+/* Parameters are finite, scales not negative, and a zero scale has zero codes: what encode_matrix writes, no more. */
+static bool matrix_valid(const shape_t *s, const uint8_t *at)
+{
+    const uint8_t *scale_at = at + codes_bytes(s), *min_at = scale_at + params_bytes(s);
+    const uint32_t group_bytes = s->group * s->bits / 8;
+    if (!node_f16_finite(scale_at, (size_t)NODE_TILE * s->n_groups) ||
+        !node_f16_finite(min_at, (size_t)NODE_TILE * s->n_groups))
+        return false;
+    for (uint32_t g = 0; g < NODE_TILE * s->n_groups; g++) {
+        uint16_t scale = vc_le16(scale_at + 2 * g);
+        if (scale & 0x8000u)
+            return false;
+        uint32_t any = 0;
+        for (uint32_t i = 0; scale == 0 && i < group_bytes; i++)
+            any |= at[g * group_bytes + i];
+        if (any)
+            return false;
+    }
+    return true;
+}
+
+/* The transform of one row in place, the steps of rot_impl.h. */
+static void rotate_row(float *x, uint32_t dim)
+{
+    const uint32_t block = node_rot_block(dim);
+    for (uint32_t half = 1; half < block; half *= 2)
+        for (uint32_t i = 0; i < dim; i += 2 * half)
+            for (uint32_t c = i; c < i + half; c++) {
+                float a = x[c], b = x[c + half];
+                x[c] = a + b;
+                x[c + half] = a - b;
+            }
+    for (uint32_t c = 0; c < dim; c++)
+        x[c] *= node_rot_norm(block);
+}
+
+/* Rows back to the model's channels: out[channel * step_c + token * step_t]. */
+static void decode_matrix(const shape_t *s, const uint8_t *at, uint16_t *out, size_t step_c, size_t step_t)
+{
+    const uint8_t *scale_at = at + codes_bytes(s), *min_at = scale_at + params_bytes(s);
+    for (uint32_t t = 0; t < NODE_TILE; t++, at += s->row_bytes) {
+        uint8_t codes[NODE_HEAD_DIM_MAX];
+        float x[NODE_HEAD_DIM_MAX];
+        node_rot_unpack(codes, at, s->dim, s->bits);
+        for (uint32_t g = 0; g < s->n_groups; g++, scale_at += 2, min_at += 2) {
+            float scale = node_f32_from_f16(vc_le16(scale_at)), min = node_f32_from_f16(vc_le16(min_at));
+            for (uint32_t c = g * s->group; c < (g + 1) * s->group; c++)
+                x[c] = (float)codes[c] * scale + min;
+        }
+        rotate_row(x, s->dim);
+        for (uint32_t c = 0; c < s->dim; c++)
+            out[c * step_c + t * step_t] = node_f16_from_f32(x[c]);
+    }
+}
+
+static vc_status_t rot_decode(const node_spec_t *spec, const vc_kvrec_head_t *head, uint32_t layer, const void *part,
+                              uint32_t length, node_body_builder_t *builder, vc_err_t *err)
+{
+    const uint32_t dim = head->shape.head_dim, n_head = head->shape.n_kv_head;
+    vc_status_t st = check_dim(spec, dim, err);
+    if (st != VC_OK)
+        return st;
+    const shape_t s = shape_of(spec, dim);
+    if (length != layer_length(&s, n_head) || vc_le32((const uint8_t *)part + length - 4) != 0)
+        return vc_err_set(err, VC_ERR_CORRUPT, "rot block %u layer %u: %u bytes where %u ending in a zero count belong",
+                          head->block_index, layer, length, layer_length(&s, n_head));
+    for (uint32_t i = 0; i < 2 * n_head; i++)
+        if (!matrix_valid(&s, (const uint8_t *)part + (size_t)i * matrix_bytes(&s)))
+            return vc_err_set(err, VC_ERR_CORRUPT,
+                              "rot block %u layer %u: %s of head %u have a scale or minimum that cannot be",
+                              head->block_index, layer, i % 2 ? "values" : "keys", i / 2);
+    node_page_t *page;
+    st = node_body_own_page(builder, head->block_index, &page, err);
+    for (uint32_t h = 0; st == VC_OK && page != NULL && h < n_head; h++) {
+        const uint8_t *at = (const uint8_t *)part + (size_t)h * 2 * matrix_bytes(&s);
+        decode_matrix(&s, at, node_page_k(page, layer, h), NODE_TILE, 1);
+        decode_matrix(&s, at + matrix_bytes(&s), node_page_v(page, layer, h), 1, dim);
+    }
+    return st;
+}
+
+const node_codec_ops_t node_codec_rot = {
+    .name = "rot",
+    .params_help = "bits=4 (2, 3, 4, 8) group=64 (16, 32, 64, 128) residual=64",
+    .kind = VC_KVREC_QUANTISER,
+    .parse = rot_parse,
+    .bits = rot_bits,
+    .needs = node_codec_no_need,
+    .window_tokens = rot_window,
+    .sink_blocks = rot_sinks,
+    .plan = rot_plan,
+    .layer_bytes = rot_layer_bytes,
+    .encode = rot_encode,
+    .plan_free = vc_free,
+    .decode = rot_decode,
+};

@@ -1,0 +1,5 @@
+/* rot's quantiser: see rot_impl.h. */
+#include "kernels/vec_avx512.h"
+
+#define ROT_QUANTISE node_rot_quantise_avx512
+#include "compress/rot_impl.h"

@@ -1,0 +1,321 @@
+/*
+ * rot: the transform and the quantiser against plain double arithmetic, every width through every table of operations,
+ * and what a record may and may not hold.
+ */
+#include <math.h>
+
+#include "codec_fixture.h"
+#include "compress/rot_int.h"
+#include "vc/bytes.h"
+
+static const uint32_t all_bits[] = {2, 3, 4, 8};
+enum { N_BITS = 4 };
+
+/* Natural order, normalised, over blocks of the largest power of two that divides the head. */
+static void hadamard(double *x, uint32_t dim)
+{
+    const uint32_t block = node_rot_block(dim);
+    double y[NODE_HEAD_DIM_MAX];
+    for (uint32_t i = 0; i < dim; i++) {
+        y[i] = 0;
+        for (uint32_t j = 0; j < block; j++)
+            y[i] += (__builtin_popcount(i % block & j) % 2 ? -1 : 1) * x[i / block * block + j];
+        y[i] /= sqrt(block);
+    }
+    memcpy(x, y, dim * sizeof(*x));
+}
+
+/* One matrix of a head inside a part. */
+typedef struct matrix {
+    uint32_t dim, group, bits;
+    const uint8_t *codes, *scales, *mins, *end;
+} matrix_t;
+
+static matrix_t matrix_at(const uint8_t *at, uint32_t dim, uint32_t group, uint32_t bits)
+{
+    matrix_t m = {dim, VC_MIN(group, dim), bits, at, NULL, NULL, NULL};
+    m.scales = at + NODE_TILE * dim * bits / 8;
+    m.mins = m.scales + NODE_TILE * (dim / m.group) * 2;
+    m.end = m.mins + NODE_TILE * (dim / m.group) * 2;
+    return m;
+}
+
+/* Code of a channel, one bit at a time. */
+static uint32_t code_at(const matrix_t *m, uint32_t token, uint32_t channel)
+{
+    uint32_t code = 0;
+    for (uint32_t i = 0; i < m->bits; i++) {
+        uint32_t at = (token * m->dim + channel) * m->bits + i;
+        code |= (uint32_t)(m->codes[at / 8] >> at % 8 & 1) << i;
+    }
+    return code;
+}
+
+static double param_at(const uint8_t *at, const matrix_t *m, uint32_t token, uint32_t channel)
+{
+    return node_f32_from_f16(vc_le16(at + 2 * (token * (m->dim / m->group) + channel / m->group)));
+}
+
+/* x [token][dim], not rotated: every code is the nearest one of its group's levels. */
+static void expect_matrix(const matrix_t *m, const double *x)
+{
+    const double levels = (1u << m->bits) - 1;
+    for (uint32_t t = 0; t < NODE_TILE; t++) {
+        double row[NODE_HEAD_DIM_MAX];
+        memcpy(row, x + (size_t)t * m->dim, m->dim * sizeof(*row));
+        hadamard(row, m->dim);
+        for (uint32_t c = 0; c < m->dim; c++) {
+            double scale = param_at(m->scales, m, t, c), min = param_at(m->mins, m, t, c);
+            double got = code_at(m, t, c) * scale + min;
+            /* half a level, and what rounding both ends to f16 may cut off */
+            double bound = scale / 2 + 0x1p-10 * (fabs(min) + levels * scale) + 1e-6;
+            cr_assert(fabs(got - row[c]) <= bound, "%u bits: token %u channel %u is %g, not %g", m->bits, t, c, got,
+                      row[c]);
+        }
+    }
+}
+
+static void page_rows(node_page_t *page, uint32_t layer, uint32_t head, uint32_t dim, bool values, double *x)
+{
+    const uint16_t *k = node_page_k(page, layer, head), *v = node_page_v(page, layer, head);
+    for (uint32_t t = 0; t < NODE_TILE; t++)
+        for (uint32_t c = 0; c < dim; c++)
+            x[t * dim + c] = node_f32_from_f16(values ? v[t * dim + c] : k[c * NODE_TILE + t]);
+}
+
+static const uint8_t *part_of(const fx_records_t *r, uint32_t block, uint32_t layer, uint32_t *length_p)
+{
+    vc_kvrec_head_t head;
+    vc_kvrec_layer_t part;
+    cr_assert_eq(vc_kvrec_check(r->data[block], r->bytes[block], &head, NULL), VC_OK);
+    vc_kvrec_layer(&head, layer, &part);
+    *length_p = part.length;
+    return r->data[block] + part.offset;
+}
+
+static void expect_record(const fx_t *f, const char *text)
+{
+    node_spec_t spec = fx_spec(text);
+    const uint32_t dim = f->model.head_dim;
+    double *x = vc_calloc((size_t)NODE_TILE * dim, sizeof(*x));
+    fx_records_t r = {0};
+    fx_compress(text, &f->in, &r);
+    for (uint32_t b = 0; b < r.n; b++)
+        for (uint32_t l = 0; l < f->model.n_layer; l++) {
+            uint32_t length;
+            const uint8_t *part = part_of(&r, b, l, &length), *at = part;
+            for (uint32_t i = 0; i < 2 * f->model.n_kv_head; i++) {
+                matrix_t m = matrix_at(at, dim, spec.group, spec.bits);
+                page_rows(node_kv_page_at(&f->kv, b), l, i / 2, dim, i % 2, x);
+                expect_matrix(&m, x);
+                at = m.end;
+            }
+            cr_assert_eq(vc_le32(at), 0);
+            cr_assert_eq(at + 4 - part, length);
+        }
+    fx_records_free(&r);
+    vc_free(x);
+}
+
+Test(rot, every_width_and_group_is_the_nearest_level_of_the_rotated_rows)
+{
+    static const uint32_t groups[] = {16, 32, 64, 128}, dims[] = {16, 64, 80, 96, 128};
+    for (int d = 0; d < 5; d++) {
+        fx_t f;
+        fx_open(&f, fx_model(1, 4, 2, dims[d]), 1, 64, 40);
+        for (int b = 0; b < N_BITS; b++)
+            for (int g = 0; g < 4; g++) {
+                char text[64];
+                if (dims[d] % VC_MIN(groups[g], dims[d]) != 0)
+                    continue; /* refused: see a_head_that_groups_do_not_divide_is_refused */
+                snprintf(text, sizeof(text), "rot:bits=%u,group=%u", all_bits[b], groups[g]);
+                expect_record(&f, text);
+            }
+        fx_close(&f);
+    }
+}
+
+Test(rot, a_head_that_groups_do_not_divide_is_refused)
+{
+    static const uint32_t dims[] = {80, 24, 512};
+    for (int d = 0; d < 3; d++) {
+        fx_t f;
+        fx_open(&f, fx_model(1, 1, 1, dims[d]), 1, 64, 41);
+        node_spec_t spec = fx_spec("rot:group=32");
+        fx_records_t r = {0};
+        vc_err_t err = {0};
+        char dim[12];
+        snprintf(dim, sizeof(dim), "%u", dims[d]);
+        cr_assert_eq(node_compress(&spec, &f.in, fx_keep, &r, &err), VC_ERR_UNSUPPORTED);
+        cr_assert_not_null(strstr(err.msg, dim));
+        cr_assert_eq(r.n, 0);
+        fx_close(&f);
+    }
+}
+
+/* The row (c, 0, 0, ...) rotates to a constant, zeros to zeros: scale zero, codes zero, and the value itself. */
+Test(rot, a_constant_group_has_scale_zero_and_decodes_to_its_value)
+{
+    for (int b = 0; b < N_BITS; b++) {
+        fx_t f;
+        fx_open(&f, fx_model(1, 1, 1, 64), 1, 64, 42);
+        uint16_t *k = node_page_k(node_kv_page_at(&f.kv, 0), 0, 0), *v = node_page_v(node_kv_page_at(&f.kv, 0), 0, 0);
+        memset(k, 0, 64 * NODE_TILE * 2);
+        memset(v, 0, 64 * NODE_TILE * 2);
+        for (uint32_t t = 0; t < NODE_TILE; t += 2)
+            k[t] = node_f16_from_f32(3.0f);
+        char text[64];
+        snprintf(text, sizeof(text), "rot:bits=%u", all_bits[b]);
+        fx_records_t r = {0};
+        fx_compress(text, &f.in, &r);
+        uint32_t length;
+        matrix_t m = matrix_at(part_of(&r, 0, 0, &length), 64, 64, all_bits[b]);
+        for (uint32_t t = 0; t < NODE_TILE; t++) {
+            cr_assert_eq(param_at(m.scales, &m, t, 0), 0.0);
+            cr_assert_eq(param_at(m.mins, &m, t, 0), t % 2 ? 0.0 : 0.375);
+            for (uint32_t c = 0; c < 64; c++)
+                cr_assert_eq(code_at(&m, t, c), 0);
+        }
+        node_body_put(fx_body(text, &f.model, &r, 1));
+        fx_records_free(&r);
+        fx_close(&f);
+    }
+}
+
+/* Sums of a head of large numbers leave f16: parameters saturate, and the record is still one that a loader takes. */
+Test(rot, the_largest_numbers_saturate_and_are_loaded)
+{
+    for (int b = 0; b < N_BITS; b++) {
+        fx_t f;
+        fx_open(&f, fx_model(1, 1, 1, 64), 1, 64, 43);
+        uint16_t *k = node_page_k(node_kv_page_at(&f.kv, 0), 0, 0);
+        for (uint32_t i = 0; i < 64 * NODE_TILE; i++)
+            k[i] = i % 3 ? 0x7bff : 0xfbff;
+        char text[64];
+        snprintf(text, sizeof(text), "rot:bits=%u", all_bits[b]);
+        fx_records_t r = {0};
+        fx_compress(text, &f.in, &r);
+        node_body_put(fx_body(text, &f.model, &r, 1));
+        fx_records_free(&r);
+        fx_close(&f);
+    }
+}
+
+/* ---- the vector versions ---- */
+
+typedef struct quantised {
+    uint8_t codes[128 * NODE_TILE];
+    uint16_t scales[8 * NODE_TILE], mins[8 * NODE_TILE];
+} quantised_t;
+
+static void same_on_every_isa(const uint16_t *x, const char *what)
+{
+    (void)what; /* the plain runner drops messages */
+    static const uint32_t dims[] = {16, 64, 80, 128}, groups[] = {16, 32, 64, 128};
+    static quantised_t want, got;
+    for (int d = 0; d < 4; d++)
+        for (int g = 0; g < 4; g++)
+            for (int b = 0; b < N_BITS && dims[d] % groups[g] == 0; b++) {
+                memset(&want, 0xa5, sizeof(want));
+                node_rot_quantise_scalar(x, dims[d], groups[g], all_bits[b], want.codes, want.scales, want.mins);
+                for (node_ops_level_t level = NODE_OPS_AVX2; level <= NODE_OPS_AVX512; level++) {
+                    node_rot_quantise_fn fn = node_rot_quantise(level);
+                    if (fn == NULL)
+                        continue;
+                    memset(&got, 0xa5, sizeof(got));
+                    fn(x, dims[d], groups[g], all_bits[b], got.codes, got.scales, got.mins);
+                    cr_assert(memcmp(&want, &got, sizeof(want)) == 0, "%s: level %d, %u bits, %u channels by %u", what,
+                              (int)level, all_bits[b], dims[d], groups[g]);
+                }
+            }
+}
+
+Test(rot, every_isa_quantises_to_the_same_bits)
+{
+    static uint16_t x[128 * NODE_TILE];
+    static const uint16_t hard[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x7bff, 0xfbff, 0x3c00, 0xbc00, 0x03ff, 0x0400};
+    for (uint32_t seed = 0; seed < 8; seed++) {
+        for (uint32_t i = 0; i < 128 * NODE_TILE; i++) {
+            x[i] = (uint16_t)((i + seed * 8192u) * 40503u);
+            x[i] = (x[i] & 0x7c00) == 0x7c00 ? 0x8000 : x[i];
+        }
+        same_on_every_isa(x, "every pattern");
+    }
+    for (uint32_t i = 0; i < 128 * NODE_TILE; i++)
+        x[i] = node_f16_from_f32((float)golden_u(5, i));
+    same_on_every_isa(x, "one magnitude");
+    for (uint32_t i = 0; i < 128 * NODE_TILE; i++)
+        x[i] = golden_u(6, i) < 0 ? 0x8000 : 0x0000;
+    same_on_every_isa(x, "zeros");
+    for (uint32_t i = 0; i < 128 * NODE_TILE; i++)
+        x[i] = hard[(uint32_t)(5.0 + 5.0 * golden_u(7, i))];
+    same_on_every_isa(x, "extremes");
+}
+
+Test(rot, packed_codes_come_back_at_every_width)
+{
+    for (int b = 0; b < N_BITS; b++) {
+        uint8_t codes[128], packed[128], back[128];
+        for (uint32_t i = 0; i < 128; i++)
+            codes[i] = (uint8_t)((i * 89u + 7u) & ((1u << all_bits[b]) - 1u));
+        node_rot_pack(packed, codes, 128, all_bits[b]);
+        node_rot_unpack(back, packed, 128, all_bits[b]);
+        cr_assert(memcmp(codes, back, sizeof(codes)) == 0, "%u bits", all_bits[b]);
+        const matrix_t m = {128, 128, all_bits[b], packed, NULL, NULL, NULL};
+        for (uint32_t i = 0; i < 128; i++)
+            cr_assert_eq(code_at(&m, 0, i), codes[i]);
+    }
+}
+
+/* ---- damage ---- */
+
+static void expect_refused(const fx_t *f, const fx_records_t *r, uint32_t at, uint16_t value, const char *what)
+{
+    (void)what; /* the plain runner drops messages */
+    vc_kvrec_head_t head;
+    uint32_t length;
+    node_spec_t spec = fx_spec("rot:bits=4,group=32");
+    const uint8_t *whole = part_of(r, 0, 0, &length);
+    cr_assert_eq(vc_kvrec_check(r->data[0], r->bytes[0], &head, NULL), VC_OK);
+    uint8_t *part = vc_memdup(whole, length);
+    part[at] = (uint8_t)value;
+    part[at + 1] = (uint8_t)(value >> 8);
+    node_body_builder_t *b;
+    cr_assert_eq(node_body_begin(&spec, &f->model, 1, &b, NULL), VC_OK);
+    cr_assert_eq(spec.ops->decode(&spec, &head, 0, part, length, b, NULL), VC_ERR_CORRUPT, "%s", what);
+    node_body_abort(b);
+    vc_free(part);
+}
+
+Test(rot, parameters_that_cannot_be_are_refused)
+{
+    fx_t f;
+    fx_open(&f, fx_model(1, 1, 1, 64), 1, 64, 84);
+    fx_records_t r = {0};
+    fx_compress("rot:bits=4,group=32", &f.in, &r);
+    uint32_t length;
+    const uint8_t *part = part_of(&r, 0, 0, &length);
+    matrix_t k = matrix_at(part, 64, 32, 4), v = matrix_at(k.end, 64, 32, 4);
+    expect_refused(&f, &r, (uint32_t)(k.scales - part), 0x7c00, "infinite scale");
+    expect_refused(&f, &r, (uint32_t)(k.scales - part) + 2, 0x7e00, "scale not a number");
+    expect_refused(&f, &r, (uint32_t)(k.scales - part) + 254, 0xbc00, "negative scale");
+    expect_refused(&f, &r, (uint32_t)(k.scales - part), 0x8000, "scale of minus zero");
+    expect_refused(&f, &r, (uint32_t)(k.scales - part), 0x0000, "zero scale with codes");
+    expect_refused(&f, &r, (uint32_t)(k.mins - part), 0xfc00, "infinite minimum");
+    expect_refused(&f, &r, (uint32_t)(v.scales - part), 0x7c00, "infinite scale of V");
+    expect_refused(&f, &r, (uint32_t)(v.mins - part) + 254, 0x7fff, "last minimum of V not a number");
+    expect_refused(&f, &r, length - 4, 1, "exact rows that are not there");
+    fx_records_free(&r);
+    fx_close(&f);
+}
+
+/* What a drafter takes in full: the block of the sinks and the last 64 tokens, unless it is told none. */
+Test(rot, sinks_and_the_last_tokens_are_full_records_business)
+{
+    node_spec_t spec = fx_spec("rot:bits=4");
+    cr_assert_eq(spec.ops->sink_blocks(&spec), 1);
+    cr_assert_eq(spec.ops->window_tokens(&spec), NODE_TILE);
+    spec = fx_spec("rot:bits=4,residual=0");
+    cr_assert_eq(spec.ops->sink_blocks(&spec), 0);
+    cr_assert_eq(spec.ops->window_tokens(&spec), 0);
+}
