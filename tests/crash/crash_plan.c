@@ -4,8 +4,8 @@
 #include "crash.h"
 
 #define KILLS_PER_POINT 8u
-#define EPOCH_LIVES 18u
-#define TRIES 6u
+#define EPOCH_LIVES 24u
+#define TRIES 4u
 
 double crash_now_s(void)
 {
