@@ -1,13 +1,10 @@
 /* The data plane between a server and a client of the library: records go both ways whole, and every way a transfer can
  * end gives buffers and pins back. Misbehaving peers are in test_dataplane_abuse.c. */
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netinet/in.h>
 #include <stdatomic.h>
 #include <stdio.h>
 
 #include "dataplane_fixture.h"
+#include "support/outer_address.h"
 
 static void fetch_all(const vc_kv_shape_t *shape, uint32_t n_blocks)
 {
@@ -418,33 +415,13 @@ Test(dataplane, a_server_that_stops_is_unreachable_and_found_again_after_its_res
     world_close(&w);
 }
 
-/* This machine's first IPv4 address that is not loopback, with port 0. */
-static bool outer_address(char *address, size_t cap)
-{
-    struct ifaddrs *list = NULL;
-    bool found = false;
-    if (getifaddrs(&list) != 0)
-        return false;
-    for (struct ifaddrs *i = list; i != NULL && !found; i = i->ifa_next) {
-        char host[INET_ADDRSTRLEN];
-        if (i->ifa_addr == NULL || i->ifa_addr->sa_family != AF_INET || (i->ifa_flags & IFF_LOOPBACK) != 0 ||
-            (i->ifa_flags & IFF_UP) == 0)
-            continue;
-        inet_ntop(AF_INET, &((struct sockaddr_in *)i->ifa_addr)->sin_addr, host, sizeof(host));
-        snprintf(address, cap, "%s:0", host);
-        found = true;
-    }
-    freeifaddrs(list);
-    return found;
-}
-
 Test(dataplane, serves_on_a_network_address_when_trusted)
 {
     world_t w;
     catcher_t c;
     vc_err_t err = {0};
     char address[64];
-    if (!outer_address(address, sizeof(address)))
+    if (!vt_outer_address(address, sizeof(address)))
         cr_skip_test("this machine has no IPv4 address but loopback");
     world_open(&w, &world_real_shape, 8);
     w.opts.listen = address;

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "support/proc.h"
+#include "support/server_proc.h"
 #include "support/small_space.h"
 #include "support/tmpdir.h"
 #include "support/vc_test.h"
@@ -38,12 +38,7 @@ static void start(world_t *w)
                           "--idle-ms=3600000",
                           "--scrub-rate=0",
                           NULL};
-    char line[400] = "";
-    w->server = vt_proc_start("vericache-server", args, NULL);
-    cr_assert(vt_proc_wait_line(w->server, "ready listen=", WAIT_MS, line, sizeof(line)), "%s",
-              vt_proc_output(w->server));
-    const char *at = strstr(line, "listen=") + 7;
-    snprintf(w->address, sizeof(w->address), "%.*s", (int)strcspn(at, " "), at);
+    w->server = server_proc_start(args, NULL, w->address, sizeof(w->address));
     vcache_options_t o;
     vcache_options_default(&o);
     o.server = w->address;

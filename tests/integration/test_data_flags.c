@@ -1,13 +1,10 @@
 /* Proves the flags of the data plane on the program itself: --data-shm, --peer-timeout-ms, --data-ports,
  * --trust-data-network. */
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
+#include "support/outer_address.h"
 #include "support/proc.h"
 #include "support/small_space.h"
 #include "support/tmpdir.h"
@@ -161,31 +158,11 @@ Test(data_flags, a_silent_peer_is_closed_after_the_timeout_that_was_asked_for)
     stop(&r);
 }
 
-/* This machine's first IPv4 address that is not loopback, with port 0. */
-static bool outer_address(char *address, size_t cap)
-{
-    struct ifaddrs *list = NULL;
-    bool found = false;
-    if (getifaddrs(&list) != 0)
-        return false;
-    for (struct ifaddrs *i = list; i != NULL && !found; i = i->ifa_next) {
-        char host[INET_ADDRSTRLEN];
-        if (i->ifa_addr == NULL || i->ifa_addr->sa_family != AF_INET || (i->ifa_flags & IFF_LOOPBACK) != 0 ||
-            (i->ifa_flags & IFF_UP) == 0)
-            continue;
-        inet_ntop(AF_INET, &((struct sockaddr_in *)i->ifa_addr)->sin_addr, host, sizeof(host));
-        snprintf(address, cap, "%s:0", host);
-        found = true;
-    }
-    freeifaddrs(list);
-    return found;
-}
-
 Test(data_flags, an_address_of_the_network_serves_when_the_network_is_trusted)
 {
     static running_t r;
     char address[64];
-    if (!outer_address(address, sizeof(address)))
+    if (!vt_outer_address(address, sizeof(address)))
         cr_skip_test("this machine has no IPv4 address but loopback");
     start(&r, (const char *const[4]){"--data-listen", address, "--trust-data-network", "--data-shm=off"});
     cr_assert(strncmp(r.data, address, strlen(address) - 1) == 0, "%s", r.data);

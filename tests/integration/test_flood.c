@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "flood_load.h"
-#include "support/proc.h"
+#include "support/server_proc.h"
 #include "support/tmpdir.h"
 #include "support/vc_test.h"
 #include "vc/mem.h"
@@ -31,12 +31,7 @@ static vt_proc_t *start(const vt_tmpdir_t *dir, char *address, size_t cap)
                           "--log-level",
                           "info",
                           NULL};
-    char line[400] = "";
-    vt_proc_t *p = vt_proc_start("vericache-server", args, NULL);
-    cr_assert(vt_proc_wait_line(p, "ready listen=", WAIT_MS, line, sizeof(line)), "%s", vt_proc_output(p));
-    const char *at = strstr(line, "listen=") + 7;
-    snprintf(address, cap, "%.*s", (int)strcspn(at, " "), at);
-    return p;
+    return server_proc_start(args, NULL, address, cap);
 }
 
 static double stat_of(const char *address, const char *name)

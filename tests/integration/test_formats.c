@@ -8,7 +8,7 @@
 #include "support/datadir.h"
 #include "support/file.h"
 #include "support/format_space.h"
-#include "support/proc.h"
+#include "support/server_proc.h"
 #include "support/vc_test.h"
 #include "vc/bytes.h"
 
@@ -19,12 +19,7 @@ static vt_proc_t *start(const vt_tmpdir_t *dir, char *address, size_t cap)
     const char *args[] = {
         "--data-dir", vt_tmpdir_path(dir, "data"), "--listen", "127.0.0.1:0", "--capacity", "64MiB", "--ballast",
         "16MiB",      "--data-listen=none",        NULL};
-    char line[400] = "";
-    vt_proc_t *p = vt_proc_start("vericache-server", args, NULL);
-    cr_assert(vt_proc_wait_line(p, "ready listen=", WAIT_MS, line, sizeof(line)), "%s", vt_proc_output(p));
-    const char *at = strstr(line, "listen=") + 7;
-    snprintf(address, cap, "%.*s", (int)strcspn(at, " "), at);
-    return p;
+    return server_proc_start(args, NULL, address, cap);
 }
 
 static void stop(vt_proc_t *p)

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "support/proc.h"
+#include "support/server_proc.h"
 #include "support/tmpdir.h"
 #include "support/vc_test.h"
 #include "vc/mem.h"
@@ -68,12 +68,7 @@ static vt_proc_t *start(const vt_tmpdir_t *dir, char *address, size_t cap)
                           "--data-listen",
                           "none",
                           NULL};
-    char line[400] = "";
-    vt_proc_t *p = vt_proc_start("vericache-server", args, NULL);
-    cr_assert(vt_proc_wait_line(p, "ready listen=", WAIT_MS, line, sizeof(line)), "%s", vt_proc_output(p));
-    const char *at = strstr(line, "listen=") + 7;
-    snprintf(address, cap, "%.*s", (int)strcspn(at, " "), at);
-    return p;
+    return server_proc_start(args, NULL, address, cap);
 }
 
 Test(replay, the_server_counts_every_hit_that_we_count_under_eviction)

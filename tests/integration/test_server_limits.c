@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "support/proc.h"
+#include "support/server_proc.h"
 #include "support/tmpdir.h"
 #include "support/vc_test.h"
 #include "vc/mem.h"
@@ -66,16 +66,13 @@ Test(server_limits, connections_beyond_the_limit_are_closed_and_the_others_serve
 {
     enum { MOST = 20, TRIES = 60 };
     vt_tmpdir_t dir;
-    char line[400] = "", address[128];
+    char address[128];
     int fds[TRIES];
     uint32_t n = 0;
     vt_tmpdir_create(&dir);
     const char *args[] = {"--data-dir", vt_tmpdir_path(&dir, "data"), "--listen", "127.0.0.1:0", "--capacity",
                           "256MiB",     "--max-connections=20",       NULL};
-    vt_proc_t *p = vt_proc_start("vericache-server", args, NULL);
-    cr_assert(vt_proc_wait_line(p, "ready listen=", WAIT_MS, line, sizeof(line)), "%s", vt_proc_output(p));
-    const char *at = strstr(line, "listen=") + 7;
-    snprintf(address, sizeof(address), "%.*s", (int)strcspn(at, " "), at);
+    vt_proc_t *p = server_proc_start(args, NULL, address, sizeof(address));
     vcache_options_t o;
     vcache_client_t *c = NULL, *late = NULL;
     vcache_error_t err = {0};

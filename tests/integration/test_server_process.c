@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "support/proc.h"
+#include "support/server_proc.h"
 #include "support/small_space.h"
 #include "support/tmpdir.h"
 #include "support/vc_test.h"
@@ -18,12 +18,7 @@ static vt_proc_t *start(const vt_tmpdir_t *dir, const char *extra, char *address
 {
     const char *args[] = {
         "--data-dir", vt_tmpdir_path(dir, "data"), "--listen", "127.0.0.1:0", "--capacity", "256MiB", extra, NULL};
-    char line[400] = "";
-    vt_proc_t *p = vt_proc_start("vericache-server", args, NULL);
-    cr_assert(vt_proc_wait_line(p, "ready listen=", WAIT_MS, line, sizeof(line)), "%s", vt_proc_output(p));
-    const char *at = strstr(line, "listen=") + 7;
-    snprintf(address, cap, "%.*s", (int)strcspn(at, " "), at);
-    return p;
+    return server_proc_start(args, NULL, address, cap);
 }
 
 static void expect_refusal(const char *const *args, int code, const char *sentence)
