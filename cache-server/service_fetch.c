@@ -522,11 +522,12 @@ static vc_status_t fetch_check(fetch_t *f)
     vc_status_t st = cs_take_lease(f->m->lease, &f->token, f->err);
     if (st != VC_OK)
         return st;
-    if (f->m->n_blocks == 0 || f->m->n_blocks > CS_SERVICE_BLOCKS || f->m->first_block > UINT32_MAX - f->m->n_blocks)
+    bool layers = f->m->order == VERICACHE__V1__FETCH_REQUEST__ORDER__LAYER_MAJOR;
+    uint32_t most = layers ? CS_SERVICE_LAYERED : CS_SERVICE_BLOCKS;
+    if (f->m->n_blocks == 0 || f->m->n_blocks > most || f->m->first_block > UINT32_MAX - f->m->n_blocks)
         return vc_err_set(f->err, VC_ERR_RANGE, "%u blocks from %u are not a range of 1 to %u", f->m->n_blocks,
-                          f->m->first_block, CS_SERVICE_BLOCKS);
-    if (f->m->order != VERICACHE__V1__FETCH_REQUEST__ORDER__BLOCK_MAJOR &&
-        f->m->order != VERICACHE__V1__FETCH_REQUEST__ORDER__LAYER_MAJOR)
+                          f->m->first_block, most);
+    if (!layers && f->m->order != VERICACHE__V1__FETCH_REQUEST__ORDER__BLOCK_MAJOR)
         return vc_err_set(f->err, VC_ERR_INVALID, "order %d is unknown", (int)f->m->order);
     f->n = f->m->n_blocks;
     f->pins = vc_calloc(f->n, sizeof(*f->pins));

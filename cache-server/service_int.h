@@ -15,6 +15,7 @@
 
 #define CS_SERVICE_COLUMNS 8         /* fidelities of one lookup or upload */
 #define CS_SERVICE_BLOCKS (1u << 16) /* blocks of one request */
+#define CS_SERVICE_LAYERED 4096      /* of a layer-major Fetch, which holds a header of each */
 #define CS_SERVICE_COMMITS 2048      /* commits waiting for the disk */
 #define CS_SERVICE_SLOW 64           /* administrative calls waiting for their thread */
 #define CS_SERVICE_WATCHERS 4        /* of statistics, and as many of health */

@@ -164,6 +164,8 @@ Test(service_raw, lease_token_boot_and_range_are_checked)
     cr_assert_eq(fetch(ch, l, 0, 0, 0, 0, &err), VC_ERR_RANGE);
     cr_assert_eq(fetch(ch, l, 0, 4294967295u, 2, 0, &err), VC_ERR_RANGE);
     cr_assert_eq(fetch(ch, l, 0, 0, 4294967295u, 0, &err), VC_ERR_RANGE);
+    cr_assert_eq(fetch(ch, l, 0, 0, 4097, 1, &err), VC_ERR_RANGE);
+    cr_assert_str_eq(err.msg, "4097 blocks from 0 are not a range of 1 to 4096");
     cr_assert_eq(fetch(ch, l, 0, 0, 1, 9, &err), VC_ERR_INVALID);
     l->token.data[0] ^= 1;
     cr_assert_eq(fetch(ch, l, 0, 0, 1, 0, &err), VC_ERR_PERM);
