@@ -186,7 +186,7 @@ int main(int argc, char **argv)
 {
     static server_t s;
     static results_t r;
-    bench_init("bench_dataplane", argc, argv);
+    bench_init("dataplane", argc, argv);
     vc_log_set_level(VC_LOG_WARN);
     if (bench_option("hostile", NULL) != NULL)
         hostile_main();

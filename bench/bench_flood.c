@@ -6,74 +6,16 @@
  *
  *   --seconds S (60)   --capacity-mib N (1024)   --connections N (8)   --readers N (2)
  */
-#include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "flood_load.h"
 #include "harness.h"
+#include "server_process.h"
 #include "vc/mem.h"
 
 static const vc_kv_shape_t smollm2 = {30, 3, 64, 64, VC_DTYPE_F16};
 static const vc_kv_shape_t small = {8, 3, 64, 64, VC_DTYPE_F16};
-
-static void server_path(char *path, size_t cap)
-{
-    char self[2048];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    self[n > 0 ? n : 0] = '\0';
-    char *slash = strrchr(self, '/');
-    if (!slash)
-        bench_fail("cannot tell where this program lies");
-    *slash = '\0';
-    snprintf(path, cap, "%s/../cache-server/vericache-server", self);
-    if (access(path, X_OK) != 0)
-        bench_fail("%s is not built", path);
-}
-
-static pid_t start_server(const char *dir, uint64_t capacity_bytes, char *address, size_t cap)
-{
-    char program[4096], data[4200], ports[4200], capacity[64], line[128] = "";
-    server_path(program, sizeof(program));
-    snprintf(data, sizeof(data), "--data-dir=%s/data", dir);
-    snprintf(ports, sizeof(ports), "--port-file=%s/ports", dir);
-    snprintf(capacity, sizeof(capacity), "--capacity=%llu", (unsigned long long)capacity_bytes);
-    pid_t pid = fork();
-    if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGTERM);
-        execl(program, program, data, ports, capacity, "--ballast=32MiB", "--listen=127.0.0.1:0", "--log-level=warn",
-              (char *)NULL);
-        _exit(127);
-    }
-    for (int i = 0; i < 3000 && line[0] == '\0'; i++) {
-        FILE *f = fopen(ports + strlen("--port-file="), "r");
-        if (f && !fgets(line, sizeof(line), f))
-            line[0] = '\0';
-        if (f)
-            fclose(f);
-        if (line[0] == '\0' && waitpid(pid, NULL, WNOHANG) == pid)
-            bench_fail("the server ended at its start");
-        usleep(10000);
-    }
-    if (pid < 0 || line[0] == '\0')
-        bench_fail("the server does not start");
-    snprintf(address, cap, "127.0.0.1:%d", atoi(line));
-    return pid;
-}
-
-static int stop_server(pid_t pid)
-{
-    int status = 0;
-    kill(pid, SIGTERM);
-    if (waitpid(pid, &status, 0) != pid)
-        return -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
 
 static void print_result(const flood_opts_t *o, const flood_result_t *r)
 {
@@ -112,10 +54,11 @@ static void judge(const flood_opts_t *o, const flood_result_t *r, int exit_code)
 
 int main(int argc, char **argv)
 {
-    char address[64], data[4200];
+    char data[4200], data_flag[4300], capacity_flag[64];
     flood_result_t r;
-    bench_init("bench_flood", argc, argv);
-    flood_opts_t o = {.server = address,
+    bench_server_t server;
+    bench_init("flood", argc, argv);
+    flood_opts_t o = {.server = server.address,
                       .data_dir = data,
                       .capacity_bytes = strtoull(bench_option("capacity-mib", bench_quick() ? "192" : "1024"), NULL, 10)
                                         << 20,
@@ -126,11 +69,14 @@ int main(int argc, char **argv)
                       .seconds = strtod(bench_option("seconds", bench_quick() ? "4" : "60"), NULL)};
     if (o.n_writers == 0 || o.n_writers > 64 || o.n_readers > 64 || !(o.seconds > 0))
         bench_fail("give 1 to 64 connections, at most 64 readers and a time");
-    pid_t pid = start_server(bench_tmpdir(), o.capacity_bytes, address, sizeof(address));
     snprintf(data, sizeof(data), "%s/data", bench_tmpdir());
+    snprintf(data_flag, sizeof(data_flag), "--data-dir=%s", data);
+    snprintf(capacity_flag, sizeof(capacity_flag), "--capacity=%llu", (unsigned long long)o.capacity_bytes);
+    bench_server_start(&server,
+                       (const char *[]){data_flag, capacity_flag, "--ballast=32MiB", "--log-level=warn", NULL});
     if (!flood_run(&o, &r))
         bench_fail("no memory or no thread for the load");
-    int exit_code = stop_server(pid);
+    int exit_code = bench_server_stop(&server);
     print_result(&o, &r);
     judge(&o, &r, exit_code);
     return 0;

@@ -11,8 +11,6 @@
  * Exit code 1: wrong bytes, growth beyond the tolerance, something not given back, a dead server, damage on disk.
  */
 #include <dirent.h>
-#include <libgen.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +22,7 @@
 #include <unistd.h>
 
 #include "harness.h"
+#include "server_process.h"
 #include "soak_parts.h"
 #include "vc/mem.h"
 
@@ -76,9 +75,10 @@ typedef struct sample {
 
 typedef struct run {
     soak_shared_t *shared;
-    pid_t server, clients[N_GOOD + N_BAD];
+    bench_server_t server;
+    pid_t clients[N_GOOD + N_BAD];
     vcache_client_t *client;
-    char data_dir[4200], program[PATH_MAX];
+    char data_dir[4200];
     double seconds, phase, start;
     sample_t *samples;
     size_t n_samples, cap_samples;
@@ -99,50 +99,15 @@ static void fault(run_t *r, const char *what)
 
 /* ---- the server ---- */
 
-static void find_program(run_t *r)
-{
-    char self[PATH_MAX];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    if (n <= 0)
-        bench_fail("cannot find this program");
-    self[n] = '\0';
-    snprintf(r->program, sizeof(r->program), "%.3800s/../cache-server/vericache-server", dirname(self));
-    if (access(r->program, X_OK) != 0)
-        bench_fail("%s has not been built", r->program);
-}
-
-static void exec_server(const run_t *r, const char *port_flag)
-{
-    char data[4300];
-    snprintf(data, sizeof(data), "--data-dir=%s", r->data_dir);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    execl(r->program, r->program, data, port_flag, "--listen=127.0.0.1:0", "--capacity=384MiB", "--ballast=16MiB",
-          "--lease-ms=5000", "--upload-ms=5000", "--idle-ms=5000", "--log-level=error", (char *)NULL);
-    _exit(127);
-}
-
 static void start_server(run_t *r)
 {
-    char path[4200], flag[4300], data[80] = "";
+    char data[4300];
     snprintf(r->data_dir, sizeof(r->data_dir), "%s/soak", bench_tmpdir());
-    snprintf(path, sizeof(path), "%s/ports", bench_tmpdir());
-    snprintf(flag, sizeof(flag), "--port-file=%s", path);
-    fflush(stdout);
-    r->server = fork();
-    if (r->server == 0)
-        exec_server(r, flag);
-    for (int i = 0; access(path, R_OK) != 0; i++) {
-        if (i > 600 || waitpid(r->server, NULL, WNOHANG) != 0)
-            bench_fail("the server did not start");
-        nap(0.05);
-    }
-    FILE *f = fopen(path, "r");
-    unsigned port = 0;
-    if (!f || fscanf(f, "%u\nlisten=%63s\ndata=%79s", &port, r->shared->address, data) != 3)
-        bench_fail("the port file cannot be read");
-    fclose(f);
-    r->shared->control_port = (uint16_t)port;
-    r->shared->data_port = strchr(data, ':') ? (uint16_t)atoi(strrchr(data, ':') + 1) : 0;
+    snprintf(data, sizeof(data), "--data-dir=%s", r->data_dir);
+    bench_server_start(&r->server, (const char *[]){data, "--capacity=384MiB", "--ballast=16MiB", "--lease-ms=5000",
+                                                    "--upload-ms=5000", "--idle-ms=5000", "--log-level=error", NULL});
+    snprintf(r->shared->address, sizeof(r->shared->address), "%s", r->server.address);
+    r->shared->control_port = (uint16_t)atoi(strrchr(r->server.address, ':') + 1);
 }
 
 /* ---- the clients ---- */
@@ -240,8 +205,8 @@ static bool take_sample(run_t *r, sample_t *out)
     for (int g = LEASES; g < N_GAUGES; g++)
         out->gauge[g] = stat_value(stats, n, stat_names[g]);
     out->gauge[PINNED] /= 1048576;
-    out->gauge[RSS] = resident_mib(r->server);
-    out->gauge[FILES] = open_files(r->server);
+    out->gauge[RSS] = resident_mib(r->server.pid);
+    out->gauge[FILES] = open_files(r->server.pid);
     return true;
 }
 
@@ -275,7 +240,7 @@ static void run_load(run_t *r)
         if (now >= r->seconds)
             return;
         atomic_store_explicit(&r->shared->hostile, (long)(now / r->phase) % 2 == 1, memory_order_relaxed);
-        if (waitpid(r->server, NULL, WNOHANG) != 0)
+        if (waitpid(r->server.pid, NULL, WNOHANG) != 0)
             fault(r, "the server died");
         else if (take_sample(r, &s))
             keep_sample(r, &s);
@@ -410,11 +375,9 @@ static void judge_release(run_t *r, double idle_files)
 static void judge_directory(run_t *r)
 {
     char out[8192] = "";
-    int status = 0;
-    kill(r->server, SIGTERM);
-    if (waitpid(r->server, &status, 0) != r->server || status != 0)
+    if (bench_server_stop(&r->server) != 0)
         fault(r, "the server did not stop with exit code 0");
-    char *const argv[] = {r->program,
+    char *const argv[] = {r->server.program,
                           (char *)(uintptr_t) "verify",
                           (char *)(uintptr_t) "--data-dir",
                           r->data_dir,
@@ -437,10 +400,9 @@ int main(int argc, char **argv)
     r.shared = mmap(NULL, sizeof(*r.shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (r.shared == MAP_FAILED)
         bench_fail("no shared memory");
-    find_program(&r);
     soak_space_init();
     start_server(&r);
-    double idle_files = open_files(r.server);
+    double idle_files = open_files(r.server.pid);
     start_clients(&r);
     r.client = soak_connect(r.shared, false);
     r.start = bench_now_s();
@@ -451,7 +413,7 @@ int main(int argc, char **argv)
     judge_growth(&r);
     judge_share(&r);
     judge_counts(&r);
-    if (!r.has_failed || waitpid(r.server, NULL, WNOHANG) == 0)
+    if (!r.has_failed || waitpid(r.server.pid, NULL, WNOHANG) == 0)
         judge_release(&r, idle_files);
     vcache_disconnect(r.client);
     judge_directory(&r);

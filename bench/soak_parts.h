@@ -18,7 +18,7 @@ enum { SOAK_BLOCKS = 12, SOAK_STATUSES = 40 };
 /* All relaxed: counters, and flags that may be seen late. */
 typedef struct soak_shared {
     char address[64];
-    uint16_t control_port, data_port;
+    uint16_t control_port;
     _Atomic bool stop, hostile;  /* hostile: the bad ones are at work, else they are gone */
     _Atomic uint64_t good_bytes; /* fetched and stored by the good ones */
     _Atomic uint64_t fetches, records, registrations, aborts, pins, deletes, misses;
