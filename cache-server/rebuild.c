@@ -266,6 +266,15 @@ static vc_status_t move(const char *from, const char *to, vc_err_t *err)
     return vc_err_set(err, vc_status_from_errno(errno), "cannot rename %s: %s", from, strerror(errno));
 }
 
+/* In one step, where the file system can: a kill then leaves a whole catalog, and the pins with it. */
+static vc_status_t exchange(const char *old, const char *aside, const char *fresh, vc_err_t *err)
+{
+    bool is_whole = renameat2(AT_FDCWD, fresh, AT_FDCWD, old, RENAME_EXCHANGE) == 0;
+    vc_status_t status = is_whole ? VC_OK : move(old, aside, err);
+    (void)cs_fault_hit("rebuild.swap");
+    return status != VC_OK ? status : is_whole ? move(fresh, aside, err) : move(fresh, old, err);
+}
+
 static vc_status_t swap(const char *data_dir, vc_err_t *err)
 {
     char old[4096], aside[4096 + 32], fresh[4096];
@@ -276,11 +285,11 @@ static vc_status_t swap(const char *data_dir, vc_err_t *err)
     do
         snprintf(aside, sizeof(aside), "%s.damaged-%d", old, n);
     while (lstat(aside, &st) == 0 && n++ < DAMAGED_MAX);
-    vc_status_t status = VC_OK;
-    if (lstat(old, &st) == 0 && (status = move(old, aside, err)) != VC_OK)
-        return status;
-    (void)cs_fault_hit("rebuild.swap");
-    if ((status = move(fresh, old, err)) != VC_OK)
+    bool has_old = lstat(old, &st) == 0;
+    if (!has_old)
+        (void)cs_fault_hit("rebuild.swap");
+    vc_status_t status = has_old ? exchange(old, aside, fresh, err) : move(fresh, old, err);
+    if (status != VC_OK)
         return status;
     int fd = open(data_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || fsync(fd) != 0)
