@@ -252,6 +252,10 @@ static vc_status_t make_room_at_start(cs_store_t *s, vc_err_t *err)
     if (!s->no_space) {
         cs_keyspaces_save(s);
         cs_space_shrink(s);
+        /* The rows of what was moved may be there or not: only a start that reads them again knows which copy to keep.
+         */
+        if (s->is_degraded)
+            return vc_err_set(err, VC_ERR_IO, "the catalog of %s cannot be written", s->data_dir);
         vc_status_t status = cs_ballast_make(s, err);
         if (status == VC_ERR_NOSPACE) {
             vc_log_warn("store", "no room for the ballast, writes are refused reason=\"%s\"", err ? err->msg : "");

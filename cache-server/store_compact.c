@@ -269,11 +269,8 @@ bool cs_clean_stage(cs_store_t *s)
     if (clean->state != CS_CLEAN_READY)
         return false;
     clean->state = CS_CLEAN_WRITING;
-    for (uint32_t i = 0; i < clean->n_targets; i++) {
-        const cs_segment_t *segment = clean->targets[i].segment;
-        if (segment->is_dirty)
-            stage_segment(s, segment, segment->version);
-    }
+    for (uint32_t i = 0; i < clean->n_targets; i++) /* also one that has a row: it may be of another class */
+        stage_segment(s, clean->targets[i].segment, clean->targets[i].segment->version);
     clean->n_staged = VC_MIN(clean->n_moves - clean->n_moved, ROWS_MAX);
     for (uint32_t i = clean->n_moved; i < clean->n_moved + clean->n_staged; i++) {
         if (clean->moves[i].to && is_at(s, clean, &clean->moves[i]))

@@ -55,12 +55,7 @@ static inline void leave_disk(fx_t *fx)
 
 static inline vc_status_t tick_until(fx_t *fx, vc_status_t want, uint32_t seed)
 {
-    vc_status_t status = VC_ERR_INTERNAL;
-    for (int i = 0; i < 100000 && status != want; i++) {
-        cs_store_tick(fx->store);
-        status = fx_register(fx, seed, 0, 1, FX_FULL);
-    }
-    return status;
+    return fx_tick_until(fx, want, seed, 1, FX_FULL);
 }
 
 #endif

@@ -273,6 +273,18 @@ static inline vc_status_t fx_register(fx_t *fx, uint32_t seed, uint32_t first, u
     return status;
 }
 
+/* Ticks and registers until that answers as wanted. It takes as long as the disk takes; a minute is a broken store. */
+static inline vc_status_t fx_tick_until(fx_t *fx, vc_status_t want, uint32_t seed, uint32_t n_blocks, uint32_t what)
+{
+    vc_status_t status;
+    uint64_t limit = vc_clock_now_us(vc_clock_system()) + 60000000;
+    do {
+        cs_store_tick(fx->store);
+        status = fx_register(fx, seed, 0, n_blocks, what);
+    } while (status != want && vc_clock_now_us(vc_clock_system()) < limit);
+    return status;
+}
+
 static inline vc_status_t fx_lookup(fx_t *fx, uint32_t seed, uint32_t n_blocks, bool lease, cs_lookup_result_t *r)
 {
     vc_digest_t hashes[FX_MAX_BLOCKS];

@@ -4,6 +4,7 @@
  */
 #include "support/vc_test.h"
 
+#include "catalog.h"
 #include "fault.h"
 #include "store_fixture.h"
 
@@ -88,6 +89,54 @@ Test(store_compact, what_is_used_outlives_its_segment_and_is_right_after_a_resta
     cr_assert_eq(fx_reopen(&fx), VC_OK);
     cr_assert_eq(n_hot_right(&fx), HOT);
     cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    fx_fini(&fx);
+}
+
+static void see_nothing(void *arg, const vc_digest_t *id, const vc_keyspace_t *ks) { (void)arg, (void)id, (void)ks; }
+static void see_no_prefix(void *arg, const cs_prefix_row_t *row) { (void)arg, (void)row; }
+
+static void see_segment(void *arg, const cs_segment_row_t *row)
+{
+    cs_segment_row_t *rows = arg;
+    cr_assert_lt(row->number, 64);
+    rows[row->number] = *row;
+}
+
+typedef struct hot_rows {
+    cs_segment_row_t segments[64]; /* first: the rows before */
+    vc_digest_t hashes[HOT];
+    uint32_t n_moved;
+} hot_rows_t;
+
+static void see_object(void *arg, const cs_object_row_t *row)
+{
+    hot_rows_t *hot = arg;
+    for (uint32_t i = 0; i < HOT; i++) {
+        if (memcmp(&hot->hashes[i], &row->key.hash, sizeof(row->key.hash)) != 0 || row->version == 1)
+            continue;
+        cr_assert(hot->segments[row->segment].is_survivors, "segment %u", row->segment);
+        hot->n_moved++;
+    }
+}
+
+/* A segment that is used again had objects of another class before. */
+Test(store_compact, the_catalog_says_of_segments_that_survivors_lie_in_them)
+{
+    fx_t fx;
+    cs_catalog_t *catalog;
+    static hot_rows_t hot;
+    start(&fx);
+    store_hot(&fx);
+    flood(&fx, 4 * HOT * 124 * 1024);
+    for (uint32_t i = 0; i < HOT; i++)
+        fx_hashes(&fx, 1 + i, 1, &hot.hashes[i]);
+    fx_close(&fx);
+    cs_catalog_visitor_t visitor = {
+        .object = see_object, .segment = see_segment, .keyspace = see_nothing, .prefix = see_no_prefix, .arg = &hot};
+    cr_assert_eq(cs_catalog_open(fx.dir, true, &catalog, NULL), VC_OK);
+    cr_assert_eq(cs_catalog_scan(catalog, &visitor, NULL), VC_OK);
+    cs_catalog_close(catalog);
+    cr_assert_gt(hot.n_moved, 0);
     fx_fini(&fx);
 }
 
@@ -236,11 +285,7 @@ Test(store_compact, a_batch_that_fails_leaves_what_moves_readable)
     cr_assert_eq(cs_fault_arm(NULL), VC_OK);
     cs_store_tick(fx.store);
     uint32_t left = n_hot_right(&fx);
-    vc_status_t status = VC_ERR_INTERNAL;
-    for (int i = 0; i < 1000000 && status != VC_OK; i++) { /* until it was opened again */
-        cs_store_tick(fx.store);
-        status = fx_register(&fx, 7050, 0, 8, FX_FULL);
-    }
+    vc_status_t status = fx_tick_until(&fx, VC_OK, 7050, 8, FX_FULL); /* it was opened again */
     cr_assert_eq(status, VC_OK, "%s", vc_status_name(status));
     for (uint32_t seed = 7100; seed < 7300; seed++) {
         cr_assert_eq(fx_register(&fx, seed, 0, 8, FX_FULL), VC_OK);
@@ -250,6 +295,27 @@ Test(store_compact, a_batch_that_fails_leaves_what_moves_readable)
     cr_assert_geq(n_hot_right(&fx), left / 2);
     cr_assert_eq(fx_reopen(&fx), VC_OK);
     (void)n_hot_right(&fx);
+    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    fx_fini(&fx);
+}
+
+/* Which of two copies the catalog names is not known then: reading it again tells. */
+Test(store_compact, a_start_that_cannot_write_what_it_moved_is_refused_and_the_next_one_has_all)
+{
+    fx_t fx;
+    vc_err_t err = {0};
+    start(&fx);
+    store_hot(&fx);
+    flood(&fx, HOT * 124 * 1024);
+    fx_close(&fx);
+    fx.opts.capacity_bytes = (uint64_t)84 << 20;
+    cr_assert_eq(cs_fault_arm("catalog.write:2+:eio"), VC_OK); /* the first one counts the start */
+    cr_assert_eq(fx_open(&fx, CS_IO_AUTO, &err), VC_ERR_IO, "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "cannot be written"), "%s", err.msg);
+    cr_assert_eq(cs_fault_arm(NULL), VC_OK);
+    fx.opts.capacity_bytes = (uint64_t)112 << 20;
+    cr_assert_eq(fx_open(&fx, CS_IO_AUTO, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(n_hot_right(&fx), HOT);
     cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
     fx_fini(&fx);
 }

@@ -285,12 +285,7 @@ Test(store_damage, a_failed_catalog_write_stops_writes_until_the_catalog_was_reo
     cr_assert_eq(fx_readable(&fx, 1, 2, 0), 2); /* reads go on */
     cr_assert_eq(fx_readable(&fx, 2, 2, 0), 0);
     /* The tick makes the commit thread look again; it reopens the catalog, and writes go on without a restart. */
-    vc_status_t status = VC_ERR_IO;
-    for (int i = 0; i < 100000 && status == VC_ERR_IO; i++) {
-        cs_store_tick(fx.store);
-        status = fx_register(&fx, 3, 0, 2, FX_FULL);
-    }
-    cr_assert_eq(status, VC_OK);
+    cr_assert_eq(fx_tick_until(&fx, VC_OK, 3, 2, FX_FULL), VC_OK);
     cr_assert_eq(fx_register(&fx, 2, 0, 2, FX_FULL), VC_OK);
     cr_assert_eq(fx_reopen(&fx), VC_OK);
     for (uint32_t seed = 1; seed <= 3; seed++)
@@ -302,17 +297,13 @@ Test(store_damage, a_failed_catalog_write_stops_writes_until_the_catalog_was_reo
 static void survives(const char *fault)
 {
     fx_t fx;
-    vc_status_t status = VC_ERR_INTERNAL;
     open_with(&fx, 3);
     cr_assert_eq(fx_register(&fx, 1, 0, 2, FX_FULL), VC_OK);
     cr_assert_eq(cs_fault_arm(fault), VC_OK);
     (void)fx_register(&fx, 2, 0, 50, FX_BOTH);
     cr_assert_eq(fx_readable(&fx, 1, 2, 0), 2);
     cs_fault_arm(NULL);
-    for (int i = 0; i < 100000 && status != VC_OK; i++) {
-        cs_store_tick(fx.store);
-        status = fx_register(&fx, 3, 0, 50, FX_BOTH);
-    }
+    vc_status_t status = fx_tick_until(&fx, VC_OK, 3, 50, FX_BOTH);
     cr_assert_eq(status, VC_OK, "%s: %s", fault, vc_status_name(status));
     cr_assert_eq(fx_reopen(&fx), VC_OK);
     cr_assert_eq(fx_readable(&fx, 1, 2, 0), 2);
