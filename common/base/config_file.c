@@ -97,9 +97,12 @@ vc_status_t config_file_apply(vc_config_t *config, const char *path, vc_err_t *e
     char line[2 * CONFIG_TEXT_MAX];
     vc_status_t st = VC_OK;
     int number = 0;
-    while (st == VC_OK && fgets(line, sizeof(line), f) != NULL) {
+    /* Filled with line ends, so that what fgets left alone tells how much it read, zero bytes included. */
+    while (st == VC_OK && fgets(memset(line, '\n', sizeof(line)), sizeof(line), f) != NULL) {
         number++;
-        if (strchr(line, '\n') == NULL && !feof(f))
+        const char *end = memchr(line, '\n', sizeof(line));
+        size_t len = strlen(line);
+        if (end != line + len - 1 && !(feof(f) && (end == NULL || end == line + len + 1)))
             st = vc_err_set(err, VC_ERR_RANGE, "the line is longer than %zu bytes, or holds a zero byte", sizeof(line));
         else if (number > MAX_LINES)
             st = vc_err_set(err, VC_ERR_RANGE, "the file has more than %d lines", MAX_LINES);

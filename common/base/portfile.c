@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static bool write_all(const char *path, const char *listen, int port, const char *more)
@@ -23,6 +24,9 @@ vc_status_t vc_portfile_write(const char *path, const char *listen, int port, co
     char aside[4096];
     if (snprintf(aside, sizeof(aside), "%s.new", path) >= (int)sizeof(aside))
         return vc_err_set(err, VC_ERR_INVALID, "the path of the port file is too long");
+    struct stat there; /* the rename would put a plain file in the place of a device */
+    if (stat(path, &there) == 0 && !S_ISREG(there.st_mode))
+        return vc_err_set(err, VC_ERR_INVALID, "cannot write the port file %s: it is there and no regular file", path);
     if (write_all(aside, listen, port, more) && rename(aside, path) == 0)
         return VC_OK;
     int cause = errno;

@@ -259,6 +259,10 @@ Test(config, file_understands_comments_quotes_and_refuses_the_rest)
         temp_file(bad[i][0]);
         expect_bad(args, NULL, VC_ERR_INVALID, bad[i][1]);
     }
+    FILE *f = fopen(temp_file(""), "w"); /* zero bytes in a last line that has no end */
+    cr_assert_eq(fwrite("threads = 3\0\0junk", 1, 17, f), 17u);
+    fclose(f);
+    expect_bad(args, NULL, VC_ERR_RANGE, ":1: the line is longer than 8192 bytes, or holds a zero byte");
     unlink(temp_file(""));
 }
 

@@ -42,6 +42,12 @@ Test(portfile, a_failure_names_the_file_and_leaves_nothing)
     cr_assert_eq(mkdir(taken, 0700), 0); /* nothing is renamed over a directory */
     cr_assert_neq(vc_portfile_write(taken, "127.0.0.1:0", 1, "", &err), VC_OK);
     cr_assert_neq(access(vt_tmpdir_path(&dir, "taken.new"), F_OK), 0);
+    const char *pipe_path = vt_tmpdir_path(&dir, "pipe");
+    struct stat st;
+    cr_assert_eq(mkfifo(pipe_path, 0600), 0); /* nor over a pipe or a device */
+    cr_assert_eq(vc_portfile_write(pipe_path, "127.0.0.1:0", 1, "", &err), VC_ERR_INVALID);
+    cr_assert_not_null(strstr(err.msg, "no regular file"), "%s", err.msg);
+    cr_assert(stat(pipe_path, &st) == 0 && S_ISFIFO(st.st_mode));
     memset(longest, 'a', sizeof(longest) - 1);
     cr_assert_eq(vc_portfile_write(longest, "127.0.0.1:0", 1, "", &err), VC_ERR_INVALID);
     vt_tmpdir_remove(&dir);
