@@ -168,7 +168,8 @@ vc_status_t cs_segment_create(cs_segdir_t *dir, uint32_t number, uint32_t versio
     name_of(number, name);
     int fd = open_file(dir, name, O_RDWR | O_CREAT | O_EXCL);
     if (fd < 0)
-        return vc_err_set(err, vc_status_from_errno(errno), "cannot create segment %s: %s", name, strerror(errno));
+        return vc_err_set(err, errno == EEXIST ? VC_ERR_BUSY : vc_status_from_errno(errno),
+                          "cannot create segment %s: %s", name, strerror(errno));
     int rc = preallocate(fd, bytes);
     vc_status_t status = rc == 0
                              ? write_header(fd, number, version, bytes, err)

@@ -73,7 +73,8 @@ void cs_segdir_set_writable(cs_segdir_t *dir);
 vc_status_t cs_segdir_list(cs_segdir_t *dir, void (*fn)(void *arg, uint32_t number, uint64_t bytes), void *arg,
                            vc_err_t *err);
 
-/* A new preallocated file with its header, and the directory synced. NOSPACE leaves nothing behind. */
+/* A new preallocated file with its header, and the directory synced. NOSPACE leaves nothing behind. BUSY: the name is
+ * taken. */
 vc_status_t cs_segment_create(cs_segdir_t *dir, uint32_t number, uint32_t version, uint64_t bytes,
                               cs_segment_t *segment_p, vc_err_t *err);
 /* Opens an existing file; the state is FREE and the version 0 until the caller knows better. */

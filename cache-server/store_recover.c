@@ -3,7 +3,9 @@
  * names bytes that were synced before it. What a segment holds behind its last row was never committed; the next
  * append writes over it. Damaged rows and rows without a file are dropped and counted.
  */
+#include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "store_int.h"
 #include "vc/log.h"
@@ -62,6 +64,19 @@ static cs_segment_t *segment_at(const cs_store_t *s, uint32_t number)
     return number < s->cap_segments ? s->segments[number] : NULL;
 }
 
+/* Nothing of ours is behind the end; counted in, those bytes would push sound objects out of the capacity. */
+static void cut_to_size(cs_store_t *s, cs_segment_t *segment, uint64_t bytes)
+{
+    vc_log_warn("store", "segment file is too long, cut number=%u bytes=%llu was=%llu", segment->number,
+                (unsigned long long)bytes, (unsigned long long)segment->bytes);
+    if (ftruncate(segment->fd, (off_t)bytes) != 0) {
+        vc_log_warn("store", "segment file not cut number=%u reason=\"%s\"", segment->number, strerror(errno));
+        return;
+    }
+    s->segments_total_bytes -= segment->bytes - bytes;
+    segment->bytes = bytes;
+}
+
 static void on_segment(void *arg, const cs_segment_row_t *row)
 {
     recovery_t *r = arg;
@@ -72,6 +87,8 @@ static void on_segment(void *arg, const cs_segment_row_t *row)
     }
     segment->version = row->version;
     segment->is_dirty = false;
+    if (segment->bytes > row->bytes && row->bytes >= CS_SEGMENT_HEADER_BYTES && !r->s->readonly)
+        cut_to_size(r->s, segment, row->bytes);
     segment->class_id = row->is_survivors ? CS_CLASS_SURVIVOR : CS_CLASS_FULL; /* or as its objects say */
 }
 

@@ -201,13 +201,24 @@ vc_status_t cs_segment_make_file(cs_store_t *s)
 {
     vc_err_t err;
     cs_segment_t segment, *made;
-    cs_lock(s);
-    uint32_t number = s->lowest_unused; /* below it all are used: a walk that each number pays for once */
-    while (number < s->cap_segments && s->segments[number])
-        number++;
-    s->lowest_unused = number;
-    cs_unlock(s);
-    vc_status_t status = cs_segment_create(s->segdir, number, 1, s->segment_bytes, &segment, &err);
+    vc_status_t status;
+    bool in_the_way;
+    do {
+        cs_lock(s);
+        uint32_t number = s->lowest_unused; /* below it all are used: a walk that each number pays for once */
+        while (number < s->cap_segments && s->segments[number])
+            number++;
+        s->lowest_unused = number;
+        cs_unlock(s);
+        status = cs_segment_create(s->segdir, number, 1, s->segment_bytes, &segment, &err);
+        in_the_way = status == VC_ERR_BUSY && number < CS_MAX_SEGMENTS - 1;
+        if (in_the_way) { /* not ours to remove; the number counts as used, or no file would ever be made again */
+            vc_log_warn("store", "segment number passed over reason=\"%s\"", err.msg);
+            cs_lock(s);
+            s->lowest_unused = number + 1;
+            cs_unlock(s);
+        }
+    } while (in_the_way);
     if (status != VC_OK) {
         vc_log_warn("store", "no new segment status=%s reason=\"%s\"", vc_status_name(status), err.msg);
         return status;

@@ -169,7 +169,7 @@ static vc_status_t lock_dir(const char *data_dir, int *fd_p, vc_err_t *err)
         return vc_err_set(err, VC_ERR_RANGE, "the path of the data directory is too long");
     if (stat(data_dir, &st) != 0 || !S_ISDIR(st.st_mode))
         return vc_err_set(err, VC_ERR_NOT_FOUND, "there is no data directory %s", data_dir);
-    *fd_p = open(path, O_RDONLY | O_CLOEXEC);
+    *fd_p = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe in its place is no reason to wait */
     if (*fd_p < 0)
         return errno == ENOENT
                    ? vc_err_set(err, VC_ERR_NOT_FOUND, "%s is no data directory: it has no LOCK", data_dir)

@@ -61,6 +61,51 @@ static void flip_everywhere(uint32_t f)
 Test(store_damage, a_flip_in_any_part_of_a_full_record_is_found) { flip_everywhere(0); }
 Test(store_damage, a_flip_in_any_part_of_a_compressed_record_is_found) { flip_everywhere(1); }
 
+Test(store_damage, a_segment_file_that_grew_is_cut_and_pushes_nothing_out)
+{
+    fx_t fx;
+    cs_pin_t pin;
+    char path[512];
+    struct stat before, after;
+    open_with(&fx, 3);
+    cr_assert_eq(fx_register(&fx, 1, 0, 4, FX_FULL), VC_OK);
+    cr_assert_eq(fx_pin(&fx, 1, 0, 0, &pin), VC_OK);
+    fx_segment_path(&fx, pin.segment, path, sizeof(path));
+    cs_store_unpin(fx.store, &pin);
+    uint64_t used = stats_of(&fx).used_bytes;
+    cr_assert_eq(stat(path, &before), 0);
+    fx_close(&fx);
+    cr_assert_eq(truncate(path, (off_t)1 << 32), 0); /* sparse */
+    vc_err_t err = {0};
+    cr_assert_eq(fx_open(&fx, CS_IO_AUTO, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(stat(path, &after), 0);
+    cr_assert_eq(after.st_size, before.st_size);
+    cr_assert_eq(fx_readable(&fx, 1, 4, 0), 4);
+    cr_assert_leq(stats_of(&fx).used_bytes, used + (16u << 20));
+    cr_assert_eq(fx_register(&fx, 2, 0, 4, FX_FULL), VC_OK);
+    fx_fini(&fx);
+}
+
+Test(store_damage, names_that_are_taken_do_not_keep_segments_from_being_made)
+{
+    fx_t fx;
+    vc_err_t err = {0};
+    char path[512];
+    fx_init(&fx, 3);
+    mkdir(fx.dir, 0700);
+    snprintf(path, sizeof(path), "%s/segments", fx.dir);
+    cr_assert_eq(mkdir(path, 0700), 0);
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof(path), "%s/segments/0000000%d.seg", fx.dir, i);
+        cr_assert_eq(i == 1 ? symlink("/nowhere", path) : mkdir(path, 0700), 0);
+    }
+    cr_assert_eq(fx_open(&fx, CS_IO_AUTO, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(fx_register(&fx, 1, 0, 4, FX_FULL), VC_OK);
+    cr_assert_eq(fx_readable(&fx, 1, 4, 0), 4);
+    cr_assert_eq(rmdir(path), 0); /* left alone */
+    fx_fini(&fx);
+}
+
 Test(store_damage, a_sound_record_in_the_wrong_place_is_not_served)
 {
     fx_t fx;

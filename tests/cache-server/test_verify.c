@@ -455,6 +455,11 @@ Test(verify, refuses_what_it_cannot_or_must_not_check)
     cr_assert_eq(cs_verify(&opts, &report, &err), VC_ERR_BUSY);
     cr_assert_not_null(strstr(err.msg, dir), "%s", err.msg);
     close(fd);
+    cr_assert_eq(unlink(vt_tmpdir_path(&tmp, "data/LOCK")), 0);
+    cr_assert_eq(mkfifo(vt_tmpdir_path(&tmp, "data/LOCK"), 0600), 0); /* nobody writes: must not be waited for */
+    cs_verify_free(check(dir, 0));
+    cr_assert_eq(unlink(vt_tmpdir_path(&tmp, "data/LOCK")), 0);
+    vt_file_write(vt_tmpdir_path(&tmp, "data/LOCK"), "", 0);
     opts.data_dir = vt_tmpdir_path(&tmp, "nowhere");
     cr_assert_eq(cs_verify(&opts, &report, &err), VC_ERR_NOT_FOUND);
     opts.data_dir = tmp.path;
