@@ -20,6 +20,7 @@ static void block_signals(sigset_t *set)
     sigaddset(set, SIGINT);
     pthread_sigmask(SIG_BLOCK, set, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* ulimit -f: a failed write with its sentence, not a dead process */
 }
 
 /* Until nothing is out any more or the grace period is over; a second signal ends it. */

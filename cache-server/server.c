@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 #include "acceptguard.h"
@@ -17,8 +18,9 @@
 #include "vc/mem.h"
 #include "vc/portfile.h"
 
-#define FILES_WANTED 4096 /* segments, sockets, RocksDB tables */
-#define FILES_LEAST 256   /* 64 segments, 64 tables, the rest for connections */
+#define FILES_WANTED 4096                /* segments, sockets, RocksDB tables */
+#define THREADS_ROOM ((size_t)512 << 20) /* stacks of about thirty threads and their heaps */
+#define FILES_LEAST 256                  /* 64 segments, 64 tables, the rest for connections */
 
 struct cs_server {
     cs_bufpool_t *pool;
@@ -51,6 +53,21 @@ static vc_status_t raise_file_limit(uint64_t max_connections, vc_err_t *err)
                           "(ulimit -n)",
                           (unsigned long long)rl.rlim_cur, (unsigned long long)max_connections,
                           (unsigned long long)least);
+    return VC_OK;
+}
+
+/* RocksDB and gRPC end the process where a thread gets no stack, so too low a limit is refused at start. */
+static vc_status_t check_address_space(vc_err_t *err)
+{
+    struct rlimit rl;
+    if (getrlimit(RLIMIT_AS, &rl) != 0 || rl.rlim_cur == RLIM_INFINITY)
+        return VC_OK;
+    void *room = mmap(NULL, THREADS_ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        return vc_err_set(err, VC_ERR_NOMEM,
+                          "the address space allowed, %llu bytes (ulimit -v), leaves no %llu for the threads",
+                          (unsigned long long)rl.rlim_cur, (unsigned long long)THREADS_ROOM);
+    munmap(room, THREADS_ROOM);
     return VC_OK;
 }
 
@@ -143,7 +160,8 @@ static vc_status_t start_store(cs_server_t *s, const cs_config_t *c, vc_err_t *e
     o.workers = s->workers;
     o.pool = s->pool;
     o.ram = s->ram;
-    return cs_store_open(&o, &s->store, err);
+    vc_status_t room = check_address_space(err);
+    return room == VC_OK ? cs_store_open(&o, &s->store, err) : room;
 }
 
 static vc_status_t start_dataplane(cs_server_t *s, const cs_config_t *c, vc_err_t *err)

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -42,6 +43,36 @@ Test(server_limits, limits_that_cannot_work_are_refused_with_one_sentence)
     refused(&dir, "--max-connections=999999", NULL, 75, "open files are allowed, the least that works with");
     vt_tmpdir_remove(&dir);
 }
+
+static void limit(int what, rlim_t soft)
+{
+    struct rlimit rl; /* of this test's own process, handed down */
+    cr_assert_eq(getrlimit(what, &rl), 0);
+    rl.rlim_cur = soft;
+    cr_assert_eq(setrlimit(what, &rl), 0);
+}
+
+Test(server_limits, a_limit_on_the_length_of_files_is_an_error_and_not_a_signal)
+{
+    vt_tmpdir_t dir;
+    vt_tmpdir_create(&dir);
+    limit(RLIMIT_FSIZE, 1000000);
+    refused(&dir, "--ballast=16MiB", NULL, 74, "cannot allocate the ballast of 16777216 bytes: File too large");
+    vt_tmpdir_remove(&dir);
+}
+
+#ifndef __SANITIZE_ADDRESS__ /* which needs terabytes of addresses */
+#ifndef __SANITIZE_THREAD__
+Test(server_limits, too_little_address_space_for_threads_is_refused_with_one_sentence)
+{
+    vt_tmpdir_t dir;
+    vt_tmpdir_create(&dir);
+    limit(RLIMIT_AS, (rlim_t)800 << 20);
+    refused(&dir, "--ram=256MiB", NULL, 70, "(ulimit -v), leaves no 536870912 for the threads");
+    vt_tmpdir_remove(&dir);
+}
+#endif
+#endif
 
 static int dial(const char *address)
 {
