@@ -19,13 +19,15 @@ static void on_got(void *arg, vc_status_t status, cs_view_t *view)
     fx_signal(&g->wait, status);
 }
 
-/* Starts a get; what is there at once counts as got. */
+/* Starts a get; what is there at once counts as got. g->view belongs to on_got, which may have run already. */
 static vc_status_t get(fx_t *fx, const cs_pin_t *pin, got_t *g)
 {
+    cs_view_t *view;
     fx_wait_init(&g->wait);
-    vc_status_t status = cs_store_get(fx->store, NULL, pin, &g->view, on_got, g);
-    if (status == VC_OK && g->view)
-        fx_signal(&g->wait, VC_OK);
+    g->view = NULL;
+    vc_status_t status = cs_store_get(fx->store, NULL, pin, &view, on_got, g);
+    if (status == VC_OK && view)
+        on_got(g, VC_OK, view);
     return status;
 }
 
