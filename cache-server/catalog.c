@@ -167,6 +167,22 @@ static vc_status_t open_db(cs_catalog_t *catalog, const char *path, open_mode_t 
     return status == VC_ERR_NOT_FOUND ? VC_ERR_CORRUPT : status;
 }
 
+/* RocksDB would wait for ever for somebody to write into a pipe that has the name of one of its files. */
+static vc_status_t refuse_pipes(const char *path, vc_err_t *err)
+{
+    DIR *list = opendir(path);
+    struct dirent *item;
+    struct stat st;
+    vc_status_t status = VC_OK;
+    while (list && status == VC_OK && (item = readdir(list))) {
+        if (fstatat(dirfd(list), item->d_name, &st, 0) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+            status = vc_err_set(err, VC_ERR_CORRUPT, "catalog open: %s/%s is no regular file", path, item->d_name);
+    }
+    if (list)
+        closedir(list);
+    return status;
+}
+
 static vc_status_t catalog_open(const char *data_dir, open_mode_t mode, cs_catalog_t **catalog_p, vc_err_t *err)
 {
     char path[4096];
@@ -174,6 +190,9 @@ static vc_status_t catalog_open(const char *data_dir, open_mode_t mode, cs_catal
         return vc_err_set(err, VC_ERR_RANGE, "the path of the data directory is too long");
     if (mode != OPEN_WRITE && access(path, R_OK | X_OK) != 0)
         return vc_err_set(err, VC_ERR_NOT_FOUND, "no catalog at %s: %s", path, strerror(errno));
+    vc_status_t status = refuse_pipes(path, err);
+    if (status != VC_OK)
+        return status;
     cs_catalog_t *catalog = vc_calloc(1, sizeof(*catalog));
     if (!catalog)
         return vc_err_set(err, VC_ERR_NOMEM, "no memory for the catalog");
@@ -186,7 +205,7 @@ static vc_status_t catalog_open(const char *data_dir, open_mode_t mode, cs_catal
     catalog->flush = rocksdb_flushoptions_create();
     rocksdb_writeoptions_set_sync(catalog->write_sync, 1);
     rocksdb_flushoptions_set_wait(catalog->flush, 1);
-    vc_status_t status = catalog->options ? open_db(catalog, path, mode, err) : VC_ERR_INTERNAL;
+    status = catalog->options ? open_db(catalog, path, mode, err) : VC_ERR_INTERNAL;
     if (status == VC_OK)
         status = read_meta(catalog, err);
     if (status != VC_OK) {

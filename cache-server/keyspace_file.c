@@ -67,7 +67,8 @@ static vc_status_t path_of(const char *data_dir, const char *suffix, char path[4
 /* All of the file; *data_p is NULL for a missing one. */
 static vc_status_t read_all(const char *path, uint8_t **data_p, size_t *bytes_p, vc_err_t *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    /* NONBLOCK: a pipe in its place is an error and no reason to wait */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     *data_p = NULL;
     *bytes_p = 0;
     if (fd < 0 && errno == ENOENT)
@@ -108,7 +109,7 @@ vc_status_t cs_keyspace_file_load(const char *data_dir,
 
 static int write_aside(const char *path, const uint8_t *records, size_t bytes)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     if (fd < 0)
         return -1;
     ssize_t n = cs_file_pwrite("keyspaces.write", fd, records, bytes, 0);

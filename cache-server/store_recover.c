@@ -83,6 +83,8 @@ static void on_segment(void *arg, const cs_segment_row_t *row)
     cs_segment_t *segment = segment_at(r->s, row->number);
     if (!segment) {
         vc_log_warn("store", "segment file is missing number=%u", row->number);
+        if (!r->s->readonly) /* written with the generation; kept, it is damage until the number is used again */
+            cs_catalog_delete_segment(r->s->catalog, row->number);
         return;
     }
     segment->version = row->version;

@@ -4,6 +4,7 @@
 #include "fault.h"
 #include "store_fixture.h"
 #include "support/logcap.h"
+#include "verify.h"
 
 static cs_store_stats_t stats_of(fx_t *fx)
 {
@@ -83,6 +84,33 @@ Test(store_damage, a_segment_file_that_grew_is_cut_and_pushes_nothing_out)
     cr_assert_eq(fx_readable(&fx, 1, 4, 0), 4);
     cr_assert_leq(stats_of(&fx).used_bytes, used + (16u << 20));
     cr_assert_eq(fx_register(&fx, 2, 0, 4, FX_FULL), VC_OK);
+    fx_fini(&fx);
+}
+
+Test(store_damage, a_segment_that_is_gone_is_forgotten_by_the_start)
+{
+    fx_t fx;
+    cs_pin_t pin;
+    char path[512];
+    cs_verify_report_t *report;
+    open_with(&fx, 3);
+    cr_assert_eq(fx_register(&fx, 1, 0, 4, FX_FULL), VC_OK);
+    cr_assert_eq(fx_pin(&fx, 1, 0, 0, &pin), VC_OK);
+    fx_segment_path(&fx, pin.segment, path, sizeof(path));
+    cs_store_unpin(fx.store, &pin);
+    fx_close(&fx);
+    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(mkfifo(path, 0600), 0); /* and its number cannot be used again */
+    vc_err_t err = {0};
+    cr_assert_eq(fx_open(&fx, CS_IO_AUTO, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(fx_register(&fx, 1, 0, 4, FX_FULL), VC_OK);
+    cr_assert_eq(fx_readable(&fx, 1, 4, 0), 4);
+    fx_close(&fx);
+    cs_verify_opts_t opts = {.data_dir = fx.dir, .max_findings = 3};
+    cr_assert_eq(cs_verify(&opts, &report, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(cs_verify_n_damage(report), 0, "%s", report->n_findings > 0 ? report->findings[0].text : "");
+    cs_verify_free(report);
+    cr_assert_eq(fx_open(&fx, CS_IO_AUTO, &err), VC_OK, "%s", err.msg);
     fx_fini(&fx);
 }
 

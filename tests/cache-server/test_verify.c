@@ -460,6 +460,17 @@ Test(verify, refuses_what_it_cannot_or_must_not_check)
     cs_verify_free(check(dir, 0));
     cr_assert_eq(unlink(vt_tmpdir_path(&tmp, "data/LOCK")), 0);
     vt_file_write(vt_tmpdir_path(&tmp, "data/LOCK"), "", 0);
+    cr_assert_eq(rename(vt_tmpdir_path(&tmp, "data/catalog/CURRENT"), vt_tmpdir_path(&tmp, "aside")), 0);
+    cr_assert_eq(mkfifo(vt_tmpdir_path(&tmp, "data/catalog/CURRENT"), 0600), 0);
+    cs_verify_report_t *r = check(dir, 0);
+    cr_assert(is_named(r, CS_VERIFY_CATALOG, "CURRENT is no regular file"));
+    cs_verify_free(r);
+    cr_assert_eq(rename(vt_tmpdir_path(&tmp, "aside"), vt_tmpdir_path(&tmp, "data/catalog/CURRENT")), 0);
+    cr_assert_eq(mkfifo(vt_tmpdir_path(&tmp, "data/keyspaces"), 0600), 0);
+    r = check(dir, 0);
+    cr_assert(is_named(r, CS_VERIFY_UNREADABLE, "keyspaces") || is_named(r, CS_VERIFY_CATALOG_FILE, "keyspaces"));
+    cs_verify_free(r);
+    cr_assert_eq(unlink(vt_tmpdir_path(&tmp, "data/keyspaces")), 0); /* this format had none */
     opts.data_dir = vt_tmpdir_path(&tmp, "nowhere");
     cr_assert_eq(cs_verify(&opts, &report, &err), VC_ERR_NOT_FOUND);
     opts.data_dir = tmp.path;
