@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "store.h"
@@ -270,6 +271,26 @@ static inline vc_status_t fx_register(fx_t *fx, uint32_t seed, uint32_t first, u
         status = fx_commit(fx, &info);
     if (status != VC_OK)
         (void)cs_store_abort(fx->store, info.upload_id, &info.token);
+    return status;
+}
+
+/* A life in a child with a fixture of its own in the parent's directory; returns how it ended. RocksDB does not work in
+ * a child of a process that has used it: children first. */
+static inline int fx_in_child(const fx_t *parent, void (*life)(fx_t *fx, const void *arg), const void *arg)
+{
+    int status;
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        fx_t fx;
+        fx_init(&fx, parent->ks.shape.n_layer);
+        rmdir(fx.dir);
+        memcpy(fx.dir, parent->dir, sizeof(fx.dir));
+        life(&fx, arg);
+        _exit(0);
+    }
+    if (pid < 0 || waitpid(pid, &status, 0) != pid)
+        abort();
     return status;
 }
 

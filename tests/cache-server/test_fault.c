@@ -264,28 +264,16 @@ Test(fault, a_torn_write_costs_its_record_and_is_counted)
     }
 }
 
-/* In a child: opens the directory and registers chains until the armed fault ends it, or exits with 0. */
-static int run_store(const fx_t *parent, const char *spec, uint32_t first_seed, uint32_t n_seeds)
+/* Registers four chains until the armed fault ends it. */
+static void register_armed(fx_t *fx, const void *spec)
 {
-    int status;
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid == 0) {
-        fx_t fx;
-        fx_init(&fx, 3);
-        rmdir(fx.dir);
-        memcpy(fx.dir, parent->dir, sizeof(fx.dir));
-        if (cs_fault_arm(spec) != VC_OK || fx_open(&fx, CS_IO_AUTO, NULL) != VC_OK)
-            _exit(1);
-        for (uint32_t i = 0; i < n_seeds; i++) {
-            if (fx_register(&fx, first_seed + i, 0, 3, FX_FULL) != VC_OK)
-                _exit(2);
-        }
-        cs_fault_hit("test.end");
-        _exit(0);
+    if (cs_fault_arm(spec) != VC_OK || fx_open(fx, CS_IO_AUTO, NULL) != VC_OK)
+        _exit(1);
+    for (uint32_t seed = 1; seed <= 4; seed++) {
+        if (fx_register(fx, seed, 0, 3, FX_FULL) != VC_OK)
+            _exit(2);
     }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    return status;
+    cs_fault_hit("test.end");
 }
 
 Test(fault, a_sync_that_lied_costs_records_at_the_power_cut_and_never_a_byte)
@@ -293,7 +281,7 @@ Test(fault, a_sync_that_lied_costs_records_at_the_power_cut_and_never_a_byte)
     fx_t fx;
     cs_store_stats_t stats;
     fx_init(&fx, 3);
-    int status = run_store(&fx, "commit.sync:3+:lostsync,test.end:1:crash", 1, 4);
+    int status = fx_in_child(&fx, register_armed, "commit.sync:3+:lostsync,test.end:1:crash");
     cr_assert(WIFSIGNALED(status), "%d", status);
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
     cr_assert_eq(fx_readable(&fx, 1, 3, 0), 3); /* synced for real */
@@ -317,7 +305,7 @@ static void power_cut_at(const char *point)
     fx_t fx;
     cs_store_stats_t stats;
     fx_init(&fx, 3);
-    int status = run_store(&fx, point, 1, 4);
+    int status = fx_in_child(&fx, register_armed, point);
     cr_assert(WIFSIGNALED(status), "%s: %d", point, status);
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
     cr_assert_eq(fx_readable(&fx, 1, 3, 0), 3, "%s", point);

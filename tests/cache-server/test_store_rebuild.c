@@ -27,27 +27,25 @@ static void open_with(fx_t *fx, uint32_t n_layer)
     cr_assert_eq(fx_open(fx, CS_IO_AUTO, &err), VC_OK, "%s", err.msg);
 }
 
-/* Ends the store as a kill would: nothing is flushed, the log keeps its rows. In a child, so that it may. */
+/* Ends the store as a kill would: nothing is flushed, the log keeps its rows. */
+static void fill_and_end(fx_t *fx, const void *arg)
+{
+    uint32_t n_seeds = *(const uint32_t *)arg;
+    if (fx_open(fx, CS_IO_AUTO, NULL) != VC_OK)
+        _exit(1);
+    for (uint32_t seed = 1; seed <= n_seeds; seed++) {
+        if (fx_register(fx, seed, 0, 3, FX_BOTH) != VC_OK)
+            _exit(2);
+    }
+    kill(getpid(), SIGKILL);
+}
+
+static bool was_killed(int status) { return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL; }
+
 static void fill_and_kill(const fx_t *parent, uint32_t n_seeds)
 {
-    int status;
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid == 0) {
-        fx_t fx;
-        fx_init(&fx, 3);
-        rmdir(fx.dir);
-        memcpy(fx.dir, parent->dir, sizeof(fx.dir));
-        if (fx_open(&fx, CS_IO_AUTO, NULL) != VC_OK)
-            _exit(1);
-        for (uint32_t seed = 1; seed <= n_seeds; seed++) {
-            if (fx_register(&fx, seed, 0, 3, FX_BOTH) != VC_OK)
-                _exit(2);
-        }
-        kill(getpid(), SIGKILL);
-    }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "%d", status);
+    int status = fx_in_child(parent, fill_and_end, &n_seeds);
+    cr_assert(was_killed(status), "%d", status);
 }
 
 static void catalog_dir(const fx_t *fx, char path[300]) { snprintf(path, 300, "%s/catalog", fx->dir); }
@@ -453,34 +451,22 @@ Test(store_rebuild, on_a_full_disk_it_is_refused_with_one_sentence_and_done_when
 }
 
 #ifdef VC_FAULTS
-static int open_in_child(const fx_t *parent, const char *spec)
+static void open_armed(fx_t *fx, const void *point)
 {
-    int status;
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid == 0) {
-        fx_t fx;
-        fx_init(&fx, 3);
-        rmdir(fx.dir);
-        memcpy(fx.dir, parent->dir, sizeof(fx.dir));
-        cs_fault_arm(spec);
-        _exit(fx_open(&fx, CS_IO_AUTO, NULL) == VC_OK ? 0 : 1);
-    }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    return status;
+    cs_fault_arm(point);
+    _exit(fx_open(fx, CS_IO_AUTO, NULL) == VC_OK ? 0 : 1);
 }
 
-/* Children first: RocksDB does not work in a child of a process that has used it. */
 static void killed_at(const char *point)
 {
     fx_t fx;
     fx_init(&fx, 3);
     fill_and_kill(&fx, 40);
     cr_assert_gt(each_file(&fx, "MANIFEST-", "", cut_short), 0);
-    int status = open_in_child(&fx, point);
-    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "%s: %d", point, status);
-    status = open_in_child(&fx, point); /* and once more: the second one finds what the first one left */
-    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "%s: %d", point, status);
+    int status = fx_in_child(&fx, open_armed, point);
+    cr_assert(was_killed(status), "%s: %d", point, status);
+    status = fx_in_child(&fx, open_armed, point); /* and once more: the second one finds what the first one left */
+    cr_assert(was_killed(status), "%s: %d", point, status);
     expect_whole(&fx, 40, true);
     fx_fini(&fx);
 }
@@ -489,31 +475,19 @@ Test(store_rebuild, killed_while_it_walks_a_segment) { killed_at("segment.read_h
 Test(store_rebuild, killed_while_rows_are_written) { killed_at("rebuild.write:1:kill"); }
 Test(store_rebuild, killed_before_the_new_catalog_is_flushed) { killed_at("catalog.flush:1:kill"); }
 
-/* Each life in a child: RocksDB does not work in a child of a process that has used it. */
-static int in_child(const fx_t *parent, void (*life)(fx_t *fx))
+static void pin_damage_and_end(fx_t *fx, const void *arg)
 {
-    int status;
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid == 0) {
-        fx_t fx;
-        fx_init(&fx, 3);
-        rmdir(fx.dir);
-        memcpy(fx.dir, parent->dir, sizeof(fx.dir));
-        life(&fx);
-        _exit(0);
-    }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    return status;
+    (void)arg;
+    pin_and_damage(fx);
 }
 
 Test(store_rebuild, killed_while_catalogs_change_places_the_pins_are_in_the_new_one)
 {
     fx_t fx;
     fx_init(&fx, 3);
-    cr_assert_eq(in_child(&fx, pin_and_damage), 0);
-    int status = open_in_child(&fx, "rebuild.swap:1:kill");
-    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "%d", status);
+    cr_assert_eq(fx_in_child(&fx, pin_damage_and_end, NULL), 0);
+    int status = fx_in_child(&fx, open_armed, "rebuild.swap:1:kill");
+    cr_assert(was_killed(status), "%d", status);
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
     cr_assert_eq(stats_of(&fx).rebuilt_objects, 0); /* it was there already */
     cr_assert_eq(stats_of(&fx).kept_objects, 3);
