@@ -34,13 +34,14 @@ static const char *const drop_texts[N_DROPS] = {
 typedef struct recovery {
     cs_store_t *s;
     vc_status_t status;
+    vc_err_t *err;
+    bool is_told;                   /* err has the sentence of status */
     uint32_t n_bad, n_why[N_DROPS]; /* n_bad: all of them */
 } recovery_t;
 
 static void open_file(void *arg, uint32_t number, uint64_t bytes)
 {
     recovery_t *r = arg;
-    vc_err_t err;
     cs_segment_t segment;
     (void)bytes;
     if (r->status != VC_OK)
@@ -49,8 +50,12 @@ static void open_file(void *arg, uint32_t number, uint64_t bytes)
         vc_log_warn("store", "segment file ignored number=%u", number);
         return;
     }
-    if (cs_segment_open(r->s->segdir, number, &segment, &err) != VC_OK) {
-        vc_log_warn("store", "segment file skipped reason=\"%s\"", err.msg);
+    vc_status_t status = cs_segment_open(r->s->segdir, number, &segment, r->err);
+    if (status == VC_ERR_NOT_FOUND) /* just removed */
+        return;
+    if (status != VC_OK) { /* taken for a missing one it would cost all of its objects, and may be there next time */
+        r->status = status;
+        r->is_told = true;
         return;
     }
     segment.is_dirty = true; /* until a row is found */
@@ -265,7 +270,7 @@ static void settle(cs_store_t *s)
 
 vc_status_t cs_recover(cs_store_t *s, vc_err_t *err)
 {
-    recovery_t r = {.s = s};
+    recovery_t r = {.s = s, .err = err};
     cs_catalog_visitor_t visitor = {.object = on_object,
                                     .segment = on_segment,
                                     .keyspace = on_keyspace,
@@ -275,6 +280,8 @@ vc_status_t cs_recover(cs_store_t *s, vc_err_t *err)
                                     .pin = on_pin,
                                     .uses = on_uses};
     vc_status_t status = cs_segdir_list(s->segdir, open_file, &r, err);
+    if (r.is_told)
+        return r.status;
     if (status == VC_OK)
         status = cs_catalog_scan(s->catalog, &visitor, err);
     if (status != VC_OK)

@@ -310,6 +310,24 @@ Test(store_damage, a_failed_write_fails_its_put_and_a_second_try_works)
     }
 }
 
+Test(store_damage, a_segment_that_cannot_be_opened_at_the_start_is_not_taken_for_a_missing_one)
+{
+    fx_t fx;
+    vc_err_t err = {0};
+    open_with(&fx, 3);
+    cr_assert_eq(fx_register(&fx, 1, 0, 2, FX_BOTH), VC_OK);
+    fx_close(&fx);
+    cr_assert_eq(cs_fault_arm("segment.open:1:eio"), VC_OK);
+    cr_assert_eq(fx_open(&fx, CS_IO_AUTO, &err), VC_ERR_IO);
+    cr_assert_not_null(strstr(err.msg, ".seg"), "%s", err.msg);
+    cs_fault_arm(NULL);
+    cr_assert_eq(fx_open(&fx, CS_IO_AUTO, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(fx_readable(&fx, 1, 2, 0), 2);
+    cr_assert_eq(fx_readable(&fx, 1, 2, 1), 2);
+    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    fx_fini(&fx);
+}
+
 Test(store_damage, a_failed_sync_fails_the_commit_and_nothing_becomes_visible)
 {
     fx_t fx;
