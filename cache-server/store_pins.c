@@ -112,6 +112,33 @@ static bool is_in(const cs_store_t *s, uint32_t id, const vc_digest_t *keyspace)
            memcmp(&s->keyspaces[cs_index_entry(s->index, id)->keyspace].id, keyspace, sizeof(*keyspace)) == 0;
 }
 
+static bool belongs(const cs_store_t *s, uint32_t id, uint16_t column, uint32_t prefix)
+{
+    const cs_entry_t *entry = cs_index_entry(s->index, id);
+    return entry->pages > 0 && entry->column == column && entry->prefix == prefix;
+}
+
+/* The deepest block left of the chain that ends in the tip: chains lose their last blocks first, and what is listed
+ * under its tip can be named by it as long as anything of it is there. Locked on entry and exit, not between two steps.
+ */
+static uint32_t deepest(cs_store_t *s, const cs_chain_ref_t *ref, uint16_t column)
+{
+    uint32_t found = cs_index_find(s->index, column, ref->tip), prefix = 0;
+    for (uint32_t i = 0; i < s->n_prefixes && found == CS_INDEX_NONE && prefix == 0; i++)
+        prefix = memcmp(&s->prefixes[i].tip, ref->tip, sizeof(*ref->tip)) == 0 ? s->prefixes[i].id : 0;
+    for (uint32_t id = 0; prefix != 0 && id < cs_index_limit(s->index); id++) {
+        if (belongs(s, id, column, prefix) &&
+            (found == CS_INDEX_NONE || !belongs(s, found, column, prefix) ||
+             cs_index_entry(s->index, id)->block_index > cs_index_entry(s->index, found)->block_index))
+            found = id;
+        if (id % STEP_BLOCKS == STEP_BLOCKS - 1) {
+            cs_unlock(s);
+            cs_lock(s);
+        }
+    }
+    return found == CS_INDEX_NONE || prefix == 0 || belongs(s, found, column, prefix) ? found : CS_INDEX_NONE;
+}
+
 /* Locked on entry and exit, not between two steps. */
 static vc_status_t choose_in_column(cs_store_t *s, const cs_chain_ref_t *ref, uint16_t column, chosen_t *chosen)
 {
@@ -124,8 +151,8 @@ static vc_status_t choose_in_column(cs_store_t *s, const cs_chain_ref_t *ref, ui
             cs_lock(s);
         }
     }
-    uint32_t id = ref->tip ? cs_index_find(s->index, column, ref->tip) : CS_INDEX_NONE;
-    for (; is_in(s, id, &ref->keyspace); id = cs_index_parent(s->index, id)) {
+    for (uint32_t id = ref->tip ? deepest(s, ref, column) : CS_INDEX_NONE; is_in(s, id, &ref->keyspace);
+         id = cs_index_parent(s->index, id)) {
         if (!choose(s, chosen, id))
             return VC_ERR_NOMEM;
     }

@@ -51,6 +51,29 @@ static void flood(fx_t *fx, uint32_t base)
     }
 }
 
+/* Chains lose their last blocks first; what is listed under its tip is named by it all the same. */
+Test(store_pins, a_chain_without_its_last_blocks_is_still_named_by_its_tip)
+{
+    fx_t fx;
+    cs_chain_sum_t sum;
+    vc_digest_t hashes[10];
+    start(&fx);
+    cr_assert_eq(fx_register(&fx, 1, 0, 10, FX_BOTH), VC_OK);
+    cr_assert_eq(fx_register(&fx, 2, 0, 10, FX_BOTH), VC_OK);
+    fx_hashes(&fx, 1, 10, hashes);
+    cs_chain_ref_t ends = {.keyspace = fx.ks_id, .hashes = hashes + 8, .n_hashes = 2, .fid = &fx.fids[0]};
+    cr_assert_eq(cs_store_delete(fx.store, &ends, &sum, NULL), VC_OK);
+    cr_assert_eq(sum.n_objects, 2);
+    cr_assert_eq(by_tip(&fx, cs_store_pin_prefix, 1, 10, NULL, &sum), VC_OK);
+    cr_assert_eq(sum.n_objects, 18);
+    cr_assert_eq(by_tip(&fx, cs_store_unpin_prefix, 1, 10, NULL, &sum), VC_OK);
+    cr_assert_eq(by_tip(&fx, cs_store_delete, 1, 10, NULL, &sum), VC_OK);
+    cr_assert_eq(sum.n_objects, 18);
+    cr_assert_eq(by_tip(&fx, cs_store_delete, 1, 10, NULL, &sum), VC_ERR_NOT_FOUND);
+    cr_assert_eq(fx_readable(&fx, 2, 10, 0), 10);
+    fx_fini(&fx);
+}
+
 Test(store_pins, pinned_chains_outlive_floods_and_restarts)
 {
     fx_t fx;
