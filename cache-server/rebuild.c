@@ -135,15 +135,15 @@ static int by_number(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static void walk_one(rebuild_t *r, cs_segdir_t *dir, uint32_t number)
+/* A file that cannot be opened now may be sound: without its rows the next start would write over it. */
+static vc_status_t walk_one(rebuild_t *r, cs_segdir_t *dir, uint32_t number, vc_err_t *err)
 {
     vc_err_t why;
     cs_segment_t segment;
     uint32_t version = 0, n_before = r->n_rows;
-    if (cs_segment_open(dir, number, &segment, &why) != VC_OK) {
-        vc_log_warn("store", "segment left out reason=\"%s\"", why.msg);
-        return;
-    }
+    vc_status_t status = cs_segment_open(dir, number, &segment, err);
+    if (status != VC_OK)
+        return status == VC_ERR_NOT_FOUND ? VC_OK : status;
     bool has_header = cs_segment_read_header(&segment, &version, &why) == VC_OK;
     if (!has_header)
         version = 1; /* there are no older rows that it could be taken for */
@@ -154,11 +154,12 @@ static void walk_one(rebuild_t *r, cs_segdir_t *dir, uint32_t number)
     cs_segment_close(&segment);
     r->report.segments++;
     if (!is_used)
-        return;
+        return VC_OK;
     if (!rebuild_grow((void **)&r->segments, &r->cap_segments, r->n_segments, sizeof(*r->segments)))
         r->status = VC_ERR_NOMEM;
     else
         r->segments[r->n_segments++] = (cs_segment_row_t){.number = number, .version = version, .bytes = segment.bytes};
+    return VC_OK;
 }
 
 static vc_status_t walk_all(rebuild_t *r, const char *data_dir, vc_err_t *err)
@@ -174,7 +175,7 @@ static vc_status_t walk_all(rebuild_t *r, const char *data_dir, vc_err_t *err)
     if (numbers.n > 0) /* of two copies of an object the same one is taken every time */
         qsort(numbers.items, numbers.n, sizeof(*numbers.items), by_number);
     for (uint32_t i = 0; i < numbers.n && status == VC_OK && r->status == VC_OK; i++)
-        walk_one(r, dir, numbers.items[i]);
+        status = walk_one(r, dir, numbers.items[i], err);
     vc_free(numbers.items);
     cs_segdir_close(dir);
     if (status == VC_OK && r->status == VC_OK)

@@ -496,6 +496,21 @@ Test(store_rebuild, killed_while_catalogs_change_places_the_pins_are_in_the_new_
     fx_fini(&fx);
 }
 
+Test(store_rebuild, a_segment_that_cannot_be_opened_is_not_left_out)
+{
+    fx_t fx;
+    vc_err_t err = {0};
+    fx_init(&fx, 3);
+    fill_and_kill(&fx, 10);
+    cr_assert_gt(each_file(&fx, "MANIFEST-", "", cut_short), 0);
+    cr_assert_eq(cs_fault_arm("segment.open:1:eio"), VC_OK);
+    cr_assert_eq(fx_open(&fx, CS_IO_AUTO, &err), VC_ERR_IO);
+    cr_assert_not_null(strstr(err.msg, ".seg"), "%s", err.msg);
+    cs_fault_arm(NULL);
+    expect_whole(&fx, 10, true);
+    fx_fini(&fx);
+}
+
 Test(store_rebuild, a_page_that_cannot_be_read_costs_its_record_only)
 {
     fx_t fx;
