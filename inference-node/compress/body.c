@@ -3,7 +3,8 @@
  *
  * What a block becomes:
  *   exact page            its own tile in every (layer, head), used in place (the body holds a reference)
- *   quantiser's record    a page of the builder that the method decoded into: one tile in every (layer, head)
+ *   quantiser's record    a page of the builder that the method decoded into, or coded tiles as kernels/coded.h has
+ * them: one tile in every (layer, head)
  *   dropper's record      kept rows; neighbouring blocks are packed per (layer, head) into dense tiles of NODE_TILE
  * rows in ascending position, the last one partly filled and zero beyond its rows
  *
@@ -23,6 +24,7 @@ typedef struct head_rows {
 
 typedef struct block_state {
     node_page_t *page; /* exact, or decoded */
+    uint8_t *coded;    /* [layer * n_kv_head + head] coded tiles */
     bool exact, has_record;
     vc_digest_t hash, parent; /* of the record */
     head_rows_t *heads;       /* droppers: [layer * n_kv_head + head] */
@@ -36,6 +38,7 @@ struct node_body_builder {
     node_kv_dims_t dims;
     vc_digest_t keyspace_id;
     uint32_t n_blocks;
+    node_coded_form_t form; /* of all coded blocks; bits 0 until the first comes */
     block_state_t *blocks;
 };
 
@@ -44,6 +47,8 @@ typedef struct body_impl {
     uint32_t n_heads;    /* n_layer * n_kv_head */
     node_page_t **pages; /* [n_pages] references */
     uint32_t n_pages;
+    uint8_t **coded; /* [n_coded] blocks of coded tiles */
+    uint32_t n_coded;
     uint16_t **slabs; /* [n_heads] packed tiles, or NULL */
 } body_impl_t;
 
@@ -56,8 +61,10 @@ static void drop_record(block_state_t *bs)
         node_page_put(bs->page);
         bs->page = NULL;
     }
+    vc_free(bs->coded);
     vc_free(bs->heads);
     vc_free(bs->blob);
+    bs->coded = NULL;
     bs->heads = NULL;
     bs->blob = NULL;
     bs->blob_used = bs->blob_cap = 0;
@@ -170,6 +177,23 @@ vc_status_t node_body_own_page(node_body_builder_t *b, uint32_t block, node_page
     return VC_OK;
 }
 
+vc_status_t node_body_own_coded(node_body_builder_t *b, uint32_t block, const node_coded_form_t *form,
+                                uint8_t **tiles_p, vc_err_t *err)
+{
+    block_state_t *bs = &b->blocks[block];
+    *tiles_p = NULL;
+    if (bs->exact)
+        return VC_OK;
+    size_t bytes;
+    if (bs->coded == NULL && vc_size_mul(form->bytes, n_heads_of(&b->dims), &bytes))
+        bs->coded = vc_alloc_aligned(64, bytes);
+    if (bs->coded == NULL)
+        return vc_err_set(err, VC_ERR_NOMEM, "no memory for the codes of block %u", block);
+    b->form = *form;
+    *tiles_p = bs->coded;
+    return VC_OK;
+}
+
 vc_status_t node_body_add_page(node_body_builder_t *b, uint32_t block, node_page_t *page)
 {
     if (block >= b->n_blocks)
@@ -208,6 +232,9 @@ static void destroy_body(node_body_t *base)
     }
     for (uint32_t i = 0; i < body->n_pages; i++)
         node_page_put(body->pages[i]);
+    for (uint32_t i = 0; i < body->n_coded; i++)
+        vc_free(body->coded[i]);
+    vc_free(body->coded);
     vc_free(body->pages);
     vc_free(body->slabs);
     vc_free(base->tiles);
@@ -237,7 +264,7 @@ static void count_tiles(const node_body_builder_t *b, uint32_t i, uint32_t *pack
     uint32_t rows = 0, packed = 0, pages = 0;
     for (uint32_t n = 0; n < b->n_blocks; n++) {
         const block_state_t *bs = &b->blocks[n];
-        if (bs->page) {
+        if (bs->page || bs->coded) {
             packed += (rows + NODE_TILE - 1) / NODE_TILE;
             rows = 0;
             pages++;
@@ -264,7 +291,7 @@ static void pack_rows(packer_t *p, const head_rows_t *hr)
     uint32_t n = (uint32_t)__builtin_popcountll(hr->kept);
     for (uint32_t r = 0; r < n; r++) {
         if (p->open_rows == 0) {
-            p->tiles[p->n_tiles++] = (node_tile_t){p->slab, p->slab + p->half, 0};
+            p->tiles[p->n_tiles++] = (node_tile_t){.k = p->slab, .v = p->slab + p->half};
             p->slab += 2 * p->half;
         }
         node_tile_t *tile = &p->tiles[p->n_tiles - 1];
@@ -295,13 +322,17 @@ static vc_status_t fill_head(const node_body_builder_t *b, body_impl_t *body, ui
     uint32_t layer = i / b->dims.n_kv_head, head = i % b->dims.n_kv_head;
     for (uint32_t n = 0; n < b->n_blocks; n++) {
         const block_state_t *bs = &b->blocks[n];
-        if (bs->page == NULL) {
+        if (bs->page == NULL && bs->coded == NULL) {
             pack_rows(&p, &bs->heads[i]);
             continue;
         }
         p.open_rows = 0;
+        if (bs->coded) {
+            p.tiles[p.n_tiles++] = (node_tile_t){.n_rows = NODE_TILE, .codes = bs->coded + (size_t)i * b->form.bytes};
+            continue;
+        }
         p.tiles[p.n_tiles++] =
-            (node_tile_t){node_page_k(bs->page, layer, head), node_page_v(bs->page, layer, head), NODE_TILE};
+            (node_tile_t){node_page_k(bs->page, layer, head), node_page_v(bs->page, layer, head), NODE_TILE, NULL};
     }
     body->base.n_tiles[i] = p.n_tiles;
     return VC_OK;
@@ -322,7 +353,10 @@ static body_impl_t *alloc_body(const node_body_builder_t *b)
     body->base.n_tiles = vc_calloc(n, sizeof(*body->base.n_tiles));
     body->slabs = vc_calloc(n, sizeof(*body->slabs));
     body->pages = vc_calloc(b->n_blocks, sizeof(*body->pages));
-    if (body->base.tiles == NULL || body->base.n_tiles == NULL || body->slabs == NULL || body->pages == NULL) {
+    body->coded = vc_calloc(b->n_blocks, sizeof(*body->coded));
+    body->base.form = b->form;
+    if (body->base.tiles == NULL || body->base.n_tiles == NULL || body->slabs == NULL || body->pages == NULL ||
+        body->coded == NULL) {
         destroy_body(&body->base);
         return NULL;
     }
@@ -346,6 +380,11 @@ vc_status_t node_body_finish(node_body_builder_t *b, node_body_t **body_p, vc_er
     if (st == VC_OK) {
         for (uint32_t n = 0; n < b->n_blocks; n++) {
             block_state_t *bs = &b->blocks[n];
+            if (bs->coded) {
+                body->base.bytes += (uint64_t)n_heads_of(&b->dims) * b->form.bytes;
+                body->coded[body->n_coded++] = bs->coded; /* its owner moves */
+                bs->coded = NULL;
+            }
             if (bs->page == NULL)
                 continue;
             if (!bs->exact)

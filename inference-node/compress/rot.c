@@ -160,38 +160,26 @@ static bool matrix_valid(const shape_t *s, const uint8_t *at)
     return true;
 }
 
-/* The transform of one row in place, the steps of rot_impl.h. */
-static void rotate_row(float *x, uint32_t dim)
-{
-    const uint32_t block = node_rot_block(dim);
-    for (uint32_t half = 1; half < block; half *= 2)
-        for (uint32_t i = 0; i < dim; i += 2 * half)
-            for (uint32_t c = i; c < i + half; c++) {
-                float a = x[c], b = x[c + half];
-                x[c] = a + b;
-                x[c + half] = a - b;
-            }
-    for (uint32_t c = 0; c < dim; c++)
-        x[c] *= node_rot_norm(block);
-}
-
-/* Rows back to the model's channels: out[channel * step_c + token * step_t]. */
-static void decode_matrix(const shape_t *s, const uint8_t *at, uint16_t *out, size_t step_c, size_t step_t)
+/* One matrix of the payload to the codes [NODE_TILE][dim] and parameters [group][NODE_TILE] of a coded tile. */
+static void decode_matrix(const shape_t *s, const uint8_t *at, uint8_t *codes, uint8_t *scales, uint8_t *mins)
 {
     const uint8_t *scale_at = at + codes_bytes(s), *min_at = scale_at + params_bytes(s);
-    for (uint32_t t = 0; t < NODE_TILE; t++, at += s->row_bytes) {
-        uint8_t codes[NODE_HEAD_DIM_MAX];
-        float x[NODE_HEAD_DIM_MAX];
-        node_rot_unpack(codes, at, s->dim, s->bits);
+    node_rot_unpack(codes, at, NODE_TILE * s->dim, s->bits);
+    for (uint32_t t = 0; t < NODE_TILE; t++)
         for (uint32_t g = 0; g < s->n_groups; g++, scale_at += 2, min_at += 2) {
-            float scale = node_f32_from_f16(vc_le16(scale_at)), min = node_f32_from_f16(vc_le16(min_at));
-            for (uint32_t c = g * s->group; c < (g + 1) * s->group; c++)
-                x[c] = (float)codes[c] * scale + min;
+            uint16_t scale = vc_le16(scale_at), min = vc_le16(min_at); /* a tile has the machine's byte order */
+            memcpy(scales + 2 * ((size_t)g * NODE_TILE + t), &scale, 2);
+            memcpy(mins + 2 * ((size_t)g * NODE_TILE + t), &min, 2);
         }
-        rotate_row(x, s->dim);
-        for (uint32_t c = 0; c < s->dim; c++)
-            out[c * step_c + t * step_t] = node_f16_from_f32(x[c]);
-    }
+}
+
+static void decode_head(const shape_t *s, const node_coded_form_t *f, const uint8_t *at, uint8_t *tile)
+{
+    uint8_t codes[NODE_HEAD_DIM_MAX * NODE_TILE];
+    decode_matrix(s, at, codes, tile + f->k_scale, tile + f->k_min);
+    node_coded_put_k(f, tile, codes);
+    decode_matrix(s, at + matrix_bytes(s), codes, tile + f->v_scale, tile + f->v_min);
+    node_coded_put_v(f, tile, codes);
 }
 
 static vc_status_t rot_decode(const node_spec_t *spec, const vc_kvrec_head_t *head, uint32_t layer, const void *part,
@@ -210,13 +198,13 @@ static vc_status_t rot_decode(const node_spec_t *spec, const vc_kvrec_head_t *he
             return vc_err_set(err, VC_ERR_CORRUPT,
                               "rot block %u layer %u: %s of head %u have a scale or minimum that cannot be",
                               head->block_index, layer, i % 2 ? "values" : "keys", i / 2);
-    node_page_t *page;
-    st = node_body_own_page(builder, head->block_index, &page, err);
-    for (uint32_t h = 0; st == VC_OK && page != NULL && h < n_head; h++) {
-        const uint8_t *at = (const uint8_t *)part + (size_t)h * 2 * matrix_bytes(&s);
-        decode_matrix(&s, at, node_page_k(page, layer, h), NODE_TILE, 1);
-        decode_matrix(&s, at + matrix_bytes(&s), node_page_v(page, layer, h), 1, dim);
-    }
+    node_coded_form_t form;
+    uint8_t *tiles;
+    node_coded_form_init(&form, s.bits, dim, s.group);
+    st = node_body_own_coded(builder, head->block_index, &form, &tiles, err);
+    for (uint32_t h = 0; st == VC_OK && tiles != NULL && h < n_head; h++)
+        decode_head(&s, &form, (const uint8_t *)part + (size_t)h * 2 * matrix_bytes(&s),
+                    tiles + ((size_t)layer * n_head + h) * form.bytes);
     return st;
 }
 

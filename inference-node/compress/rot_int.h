@@ -15,25 +15,32 @@ static inline uint32_t node_rot_block(uint32_t dim) { return dim & (0u - dim); }
 /* Exact where the block is a power of four, else one rounding. The transform times this is its own inverse. */
 static inline float node_rot_norm(uint32_t block) { return 1.0f / __builtin_sqrtf((float)block); }
 
-/* Eight codes are `bits` bytes, the first code in the low bits; n is a multiple of 8. */
+/* Eight codes are `bits` bytes, the first code in the low bits; n is a multiple of 8. Neighbours move together, in
+ * steps of twice the distance. */
 static inline void node_rot_pack(uint8_t *dst, const uint8_t *codes, uint32_t n, uint32_t bits)
 {
+    const uint64_t two = 0x0000ffff0000ffffull, four = 0x00000000ffffffffull, one = 0x00ff00ff00ff00ffull;
     for (uint32_t i = 0; i < n; i += 8, dst += bits) {
-        uint64_t w = 0;
-        for (uint32_t j = 0; j < 8; j++)
-            w |= (uint64_t)codes[i + j] << (j * bits);
+        uint64_t w;
+        memcpy(&w, codes + i, 8);
+        w = (w & one) | (w >> 8 & one) << bits;
+        w = (w & two) | (w >> 16 & two) << 2 * bits;
+        w = (w & four) | (w >> 32) << 4 * bits;
         memcpy(dst, &w, bits);
     }
 }
 
 static inline void node_rot_unpack(uint8_t *codes, const uint8_t *src, uint32_t n, uint32_t bits)
 {
-    const uint64_t mask = (1u << bits) - 1u;
+    const uint64_t m4 = (1ull << 4 * bits) - 1, m2 = ((1ull << 2 * bits) - 1) * 0x0000000100000001ull;
+    const uint64_t m1 = ((1ull << bits) - 1) * 0x0001000100010001ull;
     for (uint32_t i = 0; i < n; i += 8, src += bits) {
         uint64_t w = 0;
         memcpy(&w, src, bits);
-        for (uint32_t j = 0; j < 8; j++)
-            codes[i + j] = (uint8_t)(w >> (j * bits) & mask);
+        w = (w & m4) | (w >> 4 * bits & m4) << 32;
+        w = (w & m2) | (w >> 2 * bits & m2) << 16;
+        w = (w & m1) | (w >> bits & m1) << 8;
+        memcpy(codes + i, &w, 8);
     }
 }
 

@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/coded.h"
 #include "kernels/matrix.h"
 
 #define NODE_GROUP 32u /* inputs that share an activation scale */
@@ -62,6 +63,13 @@ typedef struct node_ops {
     uint32_t (*to_f16)(const float *x, uint32_t n, uint16_t *y);
     /* One tile of 64 tokens: k [head_dim][64], v [64][head_dim], f16. */
     void (*attend)(const node_attn_t *a, const uint16_t *k, const uint16_t *v);
+    /* The Hadamard transform of a head in place: from and to the space that coded tiles are in. Its own inverse. */
+    void (*hadamard)(float *head, uint32_t dim);
+    /* One query of a->q for coded tiles. */
+    void (*code_query)(const node_coded_form_t *f, const float *q, node_coded_query_t *coded);
+    /* One coded tile, all of whose tokens every query sees; a->o is rotated, a->q is not read. */
+    void (*attend_coded)(const node_attn_t *a, const node_coded_form_t *f, const node_coded_query_t *q,
+                         const uint8_t *tile);
     /* Folds state b of n_q queries into a, b being the later split. */
     void (*fold)(uint32_t n_q, uint32_t head_dim, float *am, float *al, float *ao, const float *bm, const float *bl,
                  const float *bo);

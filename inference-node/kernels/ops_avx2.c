@@ -1,9 +1,10 @@
 /* AVX2 with FMA and F16C. A panel is two halves of eight outputs; a broadcast pair of inputs meets both,
  * and four rows share the unpacked codes. */
-#include "kernels/vec_avx2.h"
+#include "kernels/int_avx2.h"
 
 #include "kernels/ops.h"
 
+#define CODED_NS 1
 #define ATTN_NQ 6
 #define ATTN_NS 1
 #define ROW_TILE 4

@@ -1,8 +1,9 @@
 /* AVX-512 without VNNI. */
-#include "kernels/vec_avx512.h"
+#include "kernels/int_avx512.h"
 
 #include "kernels/ops.h"
 
+#define CODED_NS 4
 #define ATTN_NQ 6
 #define ATTN_NS 4
 #define ROW_TILE 8

@@ -1,14 +1,15 @@
 /* AVX-512 with VNNI: the same operations, one instruction for multiply, add and accumulate. */
-#include "kernels/vec_avx512.h"
+#define DOT_VNNI
+#include "kernels/int_avx512.h"
 
 #include "kernels/ops.h"
 
+#define CODED_NS 4
 #define ATTN_NQ 6
 #define ATTN_NS 4
 #define ROW_TILE 8
 #define OPS_NAME "avx512vnni"
 #define OPS_TABLE node_ops_avx512vnni
-#define DOT_VNNI
 
 static inline void store_outputs(const node_matrix_t *w, uint32_t panel, float *out, v16 y);
 #include "kernels/linear_avx512.h"

@@ -295,6 +295,8 @@ static void attend(const node_attn_t *a, const uint16_t *k, const uint16_t *v)
         attend_block(a, q, k, v, 1);
 }
 
+#include "kernels/coded_impl.h"
+
 static void fold(uint32_t n_q, uint32_t head_dim, float *am, float *al, float *ao, const float *bm, const float *bl,
                  const float *bo)
 {
@@ -329,5 +331,8 @@ const node_ops_t OPS_TABLE = {.name = OPS_NAME,
                               .scale = scale,
                               .to_f16 = to_f16,
                               .attend = attend,
+                              .hadamard = hadamard,
+                              .code_query = code_query,
+                              .attend_coded = attend_coded,
                               .fold = fold,
                               .finish = finish};

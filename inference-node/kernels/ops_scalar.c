@@ -1,8 +1,9 @@
 /* Reference operations: sixteen-element arrays, integer loops. Every other table must give these bits. */
-#include "kernels/vec_scalar.h"
+#include "kernels/int_scalar.h"
 
 #include "kernels/ops.h"
 
+#define CODED_NS 1
 #define ATTN_NQ 1
 #define ATTN_NS 1
 #define ROW_TILE 1

@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kernels/coded.h"
 #include "vc/kvrec.h"
 
 #define NODE_TILE 64u       /* tokens per tile = tokens per block */
@@ -39,10 +40,12 @@ void node_page_store_layer(const node_page_t *page, uint32_t layer, uint16_t *pa
 void node_page_load_row(node_page_t *page, uint32_t row, const uint16_t *rows);
 void node_page_store_row(const node_page_t *page, uint32_t row, uint16_t *rows);
 
-/* What attention walks over: n_rows valid rows of a tile in page layout. */
+/* What attention walks over: n_rows valid rows of a tile in page layout; or, where codes is not NULL, NODE_TILE rows as
+ * the body's coded form says, and k and v are NULL. */
 typedef struct node_tile {
     const uint16_t *k, *v;
     uint32_t n_rows;
+    const uint8_t *codes;
 } node_tile_t;
 
 /* A compressed body ready to be attended: per (layer, kv_head) a list of tiles in ascending position. Immutable once
@@ -51,9 +54,10 @@ typedef struct node_body node_body_t;
 struct node_body {
     uint32_t n_tokens; /* positions covered: a multiple of NODE_TILE */
     node_kv_dims_t dims;
-    node_tile_t **tiles; /* [layer * n_kv_head + head] -> array */
-    uint32_t *n_tiles;   /* [layer * n_kv_head + head] */
-    uint64_t bytes;      /* memory of the compressed form */
+    node_tile_t **tiles;    /* [layer * n_kv_head + head] -> array */
+    uint32_t *n_tiles;      /* [layer * n_kv_head + head] */
+    node_coded_form_t form; /* of coded tiles; bits 0: there are none */
+    uint64_t bytes;         /* memory of the compressed form */
     _Atomic uint32_t refs;
     void (*destroy)(node_body_t *body); /* frees everything */
 };

@@ -35,14 +35,17 @@ static walk_t walk_of(const node_engine_t *eng, const node_row_block_t *b, uint3
     return w;
 }
 
-/* The KV heads' queries of a block, scaled, as [row][head of the group][dim]. */
-static void gather_queries(const node_engine_t *eng, const walk_t *w, float *q)
+/* The KV heads' queries of a block, scaled, as [row][head of the group][dim]; for coded tiles in 8 bits as well. */
+static void gather_queries(const node_engine_t *eng, const walk_t *w, node_thread_scratch_t *t)
 {
     uint32_t d = eng->info.head_dim, group = eng->info.n_head / eng->info.n_kv_head;
     float s = LOG2E / __builtin_sqrtf((float)d);
     for (uint32_t r = 0; r < w->block->n_rows; r++)
         eng->ops->scale(eng->q + (w->block->first + r) * eng->q_stride + (size_t)w->head * group * d, s, group * d,
-                        q + (size_t)r * group * d);
+                        t->q + (size_t)r * group * d);
+    const node_body_t *body = w->block->kv->body;
+    for (uint32_t i = 0; body != NULL && body->form.bits != 0 && i < w->block->n_rows * group; i++)
+        eng->ops->code_query(&body->form, t->q + (size_t)i * d, &t->coded[i]);
 }
 
 static void states_reset(node_states_t *s, uint32_t n_q, uint32_t d)
@@ -54,8 +57,16 @@ static void states_reset(node_states_t *s, uint32_t n_q, uint32_t d)
     memset(s->o, 0, (size_t)n_q * d * sizeof *s->o);
 }
 
-/* One tile: how many of its tokens each row sees, then the kernel. */
-static void attend_tile(const node_engine_t *eng, const walk_t *w, uint32_t index, node_attn_t *a)
+/* Outputs so far, to or from the rotated space of coded tiles. */
+static void rotate_outputs(const node_engine_t *eng, const node_attn_t *a)
+{
+    for (uint32_t i = 0; i < a->n_q; i++)
+        eng->ops->hadamard(a->o + (size_t)i * a->head_dim, a->head_dim);
+}
+
+/* One tile: how many of its tokens each row sees, then the kernel. Returns whether a->o is rotated now. */
+static bool attend_tile(const node_engine_t *eng, const walk_t *w, uint32_t index, const node_coded_query_t *coded,
+                        bool rotated, node_attn_t *a)
 {
     const node_row_block_t *b = w->block;
     uint32_t group = eng->info.n_head / eng->info.n_kv_head;
@@ -63,9 +74,16 @@ static void attend_tile(const node_engine_t *eng, const walk_t *w, uint32_t inde
         node_tile_t tile = b->kv->body->tiles[w->layer * eng->info.n_kv_head + w->head][index];
         for (uint32_t i = 0; i < a->n_q; i++)
             a->n_valid[i] = tile.n_rows;
-        eng->ops->attend(a, tile.k, tile.v);
-        return;
+        if (rotated != (tile.codes != NULL))
+            rotate_outputs(eng, a);
+        if (tile.codes != NULL)
+            eng->ops->attend_coded(a, &b->kv->body->form, coded, tile.codes);
+        else
+            eng->ops->attend(a, tile.k, tile.v);
+        return tile.codes != NULL;
     }
+    if (rotated)
+        rotate_outputs(eng, a);
     uint32_t page = index - w->n_body, start = (b->kv->first_block + page) * NODE_TILE;
     for (uint32_t i = 0; i < a->n_q; i++) {
         uint32_t seen = b->position + i / group + 1; /* positions that the row sees */
@@ -73,20 +91,24 @@ static void attend_tile(const node_engine_t *eng, const walk_t *w, uint32_t inde
     }
     eng->ops->attend(a, node_page_k(b->kv->pages[page], w->layer, w->head),
                      node_page_v(b->kv->pages[page], w->layer, w->head));
+    return false;
 }
 
-static void attend_split(const node_engine_t *eng, const walk_t *w, uint32_t split, const float *q, float *p,
+static void attend_split(const node_engine_t *eng, const walk_t *w, uint32_t split, const node_thread_scratch_t *t,
                          node_states_t *s)
 {
     uint32_t group = eng->info.n_head / eng->info.n_kv_head;
-    node_attn_t a = {.n_q = w->block->n_rows * group, .head_dim = eng->info.head_dim, .q = q, .p = p};
+    node_attn_t a = {.n_q = w->block->n_rows * group, .head_dim = eng->info.head_dim, .q = t->q, .p = t->p};
     a.m = s->m;
     a.l = s->l;
     a.o = s->o;
     states_reset(s, a.n_q, a.head_dim);
     uint32_t end = (split + 1) * NODE_SPLIT_TILES;
-    for (uint32_t t = split * NODE_SPLIT_TILES; t < end && t < w->n_tiles; t++)
-        attend_tile(eng, w, t, &a);
+    bool rotated = false; /* splits are folded in the model's own space */
+    for (uint32_t i = split * NODE_SPLIT_TILES; i < end && i < w->n_tiles; i++)
+        rotated = attend_tile(eng, w, i, t->coded, rotated, &a);
+    if (rotated)
+        rotate_outputs(eng, &a);
 }
 
 static void fold_states(const node_engine_t *eng, const walk_t *w, node_states_t *total, const node_states_t *split)
@@ -116,10 +138,10 @@ static void attend_whole(node_pass_t *pass, uint32_t layer, uint32_t first_block
         /* the longest walks first, so that the team ends together */
         const node_row_block_t *b = &eng->blocks[pass->n_blocks - 1 - item / heads];
         walk_t w = walk_of(eng, b, layer, item % heads);
-        gather_queries(eng, &w, t->q);
+        gather_queries(eng, &w, t);
         states_reset(&t->total, b->n_rows * (eng->info.n_head / heads), eng->info.head_dim);
         for (uint32_t s = 0; s < n_splits(&w); s++) {
-            attend_split(eng, &w, s, t->q, t->p, &t->split);
+            attend_split(eng, &w, s, t, &t->split);
             fold_states(eng, &w, &t->total, &t->split);
         }
         write_output(eng, &w, &t->total);
@@ -134,6 +156,7 @@ static void attend_spread(node_pass_t *pass, uint32_t layer, uint32_t first_bloc
     node_thread_scratch_t *t = &eng->threads[thread];
     const node_row_block_t *blocks = eng->blocks + first_block;
     uint32_t heads = eng->info.n_kv_head, n_pairs = (pass->n_blocks - first_block) * heads, most = 0, item;
+    uint32_t gathered = UINT32_MAX;
     for (uint32_t i = 0; i < n_pairs; i++) {
         walk_t w = walk_of(eng, &blocks[i / heads], layer, i % heads);
         uint32_t n = n_splits(&w);
@@ -145,8 +168,10 @@ static void attend_spread(node_pass_t *pass, uint32_t layer, uint32_t first_bloc
             walk_t w = walk_of(eng, &blocks[item / width / heads], layer, item / width % heads);
             if (base + item % width >= n_splits(&w))
                 continue;
-            gather_queries(eng, &w, t->q);
-            attend_split(eng, &w, base + item % width, t->q, t->p,
+            if (gathered != item / width) /* splits of one pair mostly come to a thread in a row */
+                gather_queries(eng, &w, t);
+            gathered = item / width;
+            attend_split(eng, &w, base + item % width, t,
                          &eng->splits[item / width * NODE_SPLIT_WINDOW + item % width]);
         }
         node_team_barrier(eng->team);

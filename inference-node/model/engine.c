@@ -118,6 +118,7 @@ static void cut_attention(node_engine_t *e, cutter_t *c)
         node_thread_scratch_t s;
         s.q = cut(c, (size_t)NODE_QUERY_MAX * d, sizeof(float));
         s.p = cut(c, (size_t)NODE_QUERY_MAX * NODE_TILE, sizeof(float));
+        s.coded = cut(c, NODE_QUERY_MAX, sizeof *s.coded);
         s.split = cut_states(c, d);
         s.total = cut_states(c, d);
         if (c->base != NULL)

@@ -20,10 +20,11 @@ typedef struct node_states {
 } node_states_t;
 
 typedef struct node_thread_scratch {
-    float *q;            /* [NODE_QUERY_MAX][head_dim], scaled */
-    float *p;            /* [NODE_QUERY_MAX][NODE_TILE] */
-    node_states_t split; /* of the split at hand */
-    node_states_t total; /* splits folded so far */
+    float *q;                  /* [NODE_QUERY_MAX][head_dim], scaled */
+    float *p;                  /* [NODE_QUERY_MAX][NODE_TILE] */
+    node_coded_query_t *coded; /* [NODE_QUERY_MAX] of q, where the body has coded tiles */
+    node_states_t split;       /* of the split at hand */
+    node_states_t total;       /* splits folded so far */
 } node_thread_scratch_t;
 
 struct node_engine {

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "compress/codec.h"
+#include "kernels/backend.h"
 #include "vc/mem.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -55,6 +56,31 @@ static void check_numbers(const uint16_t *x, size_t n)
     must(!bad);
 }
 
+/* Attention over whatever was accepted is a number, the same one from the plain reference and from the best table. */
+static void check_codes(const node_coded_form_t *form, const uint8_t *tile)
+{
+    static _Alignas(64) float q[64], o[2][64], p[NODE_TILE];
+    const node_ops_t *list[2] = {&node_ops_scalar, node_ops_get(NODE_OPS_AVX512)};
+    if (list[1] == NULL)
+        list[1] = node_ops_get(NODE_OPS_AVX2);
+    float m[2], l[2];
+    for (int i = 0; i < 2 && list[i]; i++) {
+        node_coded_query_t coded;
+        node_attn_t a = {.n_q = 1, .head_dim = form->dim, .q = q, .m = &m[i], .l = &l[i], .o = o[i], .p = p};
+        a.n_valid[0] = NODE_TILE;
+        m[i] = -__builtin_inff();
+        l[i] = 0;
+        memset(o[i], 0, sizeof o[i]);
+        for (uint32_t c = 0; c < form->dim; c++)
+            q[c] = (float)(c % 7) * 0.25f - 0.75f;
+        list[i]->code_query(form, q, &coded);
+        list[i]->attend_coded(&a, form, &coded, tile);
+        for (uint32_t c = 0; c < form->dim; c++)
+            must(o[i][c] - o[i][c] == 0.0f);
+        must(memcmp(o[i], o[0], sizeof o[0]) == 0 && m[i] == m[0] && l[i] == l[0]);
+    }
+}
+
 static void check_body(const node_body_t *body, uint32_t dim)
 {
     must(body->n_tokens == NODE_TILE);
@@ -62,6 +88,10 @@ static void check_body(const node_body_t *body, uint32_t dim)
         must(body->n_tiles[h] <= 1 && node_body_n_dropped(body, 0, h) <= NODE_TILE);
         if (body->n_tiles[h] == 0)
             continue;
+        if (body->tiles[h][0].codes) {
+            check_codes(&body->form, body->tiles[h][0].codes);
+            continue;
+        }
         must(body->tiles[h][0].n_rows >= 1 && body->tiles[h][0].n_rows <= NODE_TILE);
         check_numbers(body->tiles[h][0].k, (size_t)dim * NODE_TILE);
         check_numbers(body->tiles[h][0].v, (size_t)dim * NODE_TILE);

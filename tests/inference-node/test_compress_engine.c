@@ -8,6 +8,7 @@
 #include "compress/qwindow.h"
 #include "compress/snapkv_int.h"
 #include "model/engine.h"
+#include "role/local_body.h"
 #include "support/tiny_model.h"
 
 static const char *const methods[] = {"none", "noise", "snapkv:keep=0.25,window=32", "kivi:bits=2,group=16",
@@ -78,6 +79,91 @@ Test(compress_engine, records_do_not_depend_on_cut_isa_or_threads)
     }
     for (int i = 0; i < N_METHODS; i++)
         fx_records_free(&base[i]);
+    gguf_image_free(&image);
+}
+
+/* ---- drafting over codes ---- */
+
+enum { N_TAIL = 21 };
+
+/* Logits of every token behind a body of coded tiles, in passes of `cut` rows, each drafted twice: rows of another text
+ * are written and rolled back first. */
+static void logits_over_codes(const gguf_image_t *image, node_isa_t isa, uint32_t n_threads, uint32_t cut,
+                              const char *text, float **out, uint32_t *n_vocab_p)
+{
+    vc_err_t err = {0};
+    node_gguf_t *gguf;
+    node_engine_t *engine;
+    node_engine_opts_t opts;
+    node_engine_opts_default(&opts);
+    opts.isa = isa;
+    opts.n_threads = n_threads;
+    cr_assert_eq(node_gguf_open_memory(image->data, image->bytes, &gguf, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(node_engine_create(gguf, NULL, &opts, &engine, &err), VC_OK, "%s", err.msg);
+    const node_model_info_t *m = node_engine_info(engine);
+    node_kv_dims_t dims;
+    node_kv_t full, kv;
+    uint32_t tokens[N_BLOCKS * NODE_TILE + N_TAIL];
+    node_engine_kv_dims(engine, &dims);
+    for (uint32_t i = 0; i < VC_ARRAY_LEN(tokens); i++)
+        tokens[i] = TINY_ID_FIRST_BYTE + (i * 37 + i / 5) % 256;
+    cr_assert_eq(node_kv_init(&full, &dims, NULL), VC_OK);
+    cr_assert_eq(node_prefill(engine, &full, tokens, N_BLOCKS * NODE_TILE, NULL, NULL, &err), VC_OK, "%s", err.msg);
+    node_body_t *body;
+    node_spec_t spec = fx_spec(text);
+    cr_assert_eq(node_local_body(engine, &spec, &full, tokens, N_BLOCKS, &body, &err), VC_OK, "%s", err.msg);
+    cr_assert_neq(body->form.bits, 0);
+    cr_assert_eq(node_kv_init(&kv, &dims, body), VC_OK);
+    node_body_put(body);
+    float *logits = vc_alloc_aligned(64, (size_t)(N_TAIL + cut) * m->n_vocab * sizeof(*logits));
+    for (uint32_t done = 0; done < N_TAIL; done += cut) {
+        node_row_t rows[N_TAIL];
+        uint32_t n = VC_MIN(cut, N_TAIL - done);
+        for (int pass = 0; pass < 2; pass++) {
+            for (uint32_t i = 0; i < n; i++)
+                rows[i] =
+                    (node_row_t){&kv, pass ? tokens[N_BLOCKS * NODE_TILE + done + i] : TINY_ID_FIRST_BYTE + i, true};
+            cr_assert_eq(node_forward(engine, rows, n, logits + (size_t)done * m->n_vocab, NULL, &err), VC_OK, "%s",
+                         err.msg);
+            if (pass == 0)
+                cr_assert_eq(node_kv_truncate(&kv, N_BLOCKS * NODE_TILE + done), VC_OK);
+        }
+    }
+    *out = logits;
+    *n_vocab_p = m->n_vocab;
+    node_kv_fini(&kv);
+    node_kv_fini(&full);
+    node_engine_destroy(engine);
+    node_gguf_close(gguf);
+}
+
+Test(compress_engine, drafts_over_codes_do_not_depend_on_cut_isa_threads_or_what_was_rolled_back)
+{
+    static const char *const texts[] = {"rot:bits=2,group=16", "rot:bits=3", "rot:bits=4,residual=0",
+                                        "rot:bits=8,group=16"};
+    static const struct {
+        node_isa_t isa;
+        uint32_t n_threads, cut;
+    } runs[] = {{NODE_ISA_SCALAR, 2, N_TAIL}, {NODE_ISA_AVX2, 1, 1},   {NODE_ISA_AVX2, 2, 5},
+                {NODE_ISA_AVX512, 2, 1},      {NODE_ISA_AVX512, 1, 8}, {NODE_ISA_AVX512, 3, N_TAIL}};
+    tiny_model_opts_t opts;
+    tiny_model_opts_default(&opts);
+    gguf_image_t image = tiny_model_build(&opts);
+    for (size_t t = 0; t < VC_ARRAY_LEN(texts); t++) {
+        float *base, *other;
+        uint32_t n_vocab;
+        logits_over_codes(&image, NODE_ISA_SCALAR, 1, 3, texts[t], &base, &n_vocab);
+        for (size_t r = 0; r < VC_ARRAY_LEN(runs); r++) {
+            if (!node_isa_available(runs[r].isa))
+                continue;
+            logits_over_codes(&image, runs[r].isa, runs[r].n_threads, runs[r].cut, texts[t], &other, &n_vocab);
+            cr_assert(memcmp(base, other, (size_t)N_TAIL * n_vocab * sizeof(*base)) == 0,
+                      "%s under %s, %u threads, cut at %u", texts[t], node_isa_name(runs[r].isa), runs[r].n_threads,
+                      runs[r].cut);
+            vc_free(other);
+        }
+        vc_free(base);
+    }
     gguf_image_free(&image);
 }
 

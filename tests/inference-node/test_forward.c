@@ -333,7 +333,7 @@ Test(forward, shared_pages_rollback_and_a_body_of_the_same_bits_change_nothing)
         for (uint32_t b = 0; b < 5; b++)
             lists[i][b] =
                 (node_tile_t){node_page_k(kv.pages[b], i / m.dims.n_kv_head, i % m.dims.n_kv_head),
-                              node_page_v(kv.pages[b], i / m.dims.n_kv_head, i % m.dims.n_kv_head), NODE_TILE};
+                              node_page_v(kv.pages[b], i / m.dims.n_kv_head, i % m.dims.n_kv_head), NODE_TILE, NULL};
     }
     node_body_t body = {.n_tokens = 5 * NODE_TILE, .dims = m.dims, .tiles = lists, .n_tiles = counts, .refs = 2};
     cr_assert_eq(node_kv_init(&fork, &m.dims, &body), VC_OK);
@@ -360,7 +360,7 @@ Test(forward, a_body_of_fewer_rows_attends_to_exactly_those)
         uint32_t counts[64];
         for (uint32_t i = 0; i < pairs; i++) {
             uint32_t l = i / m.dims.n_kv_head, h = i % m.dims.n_kv_head;
-            tiles[i] = (node_tile_t){node_page_k(page, l, h), node_page_v(page, l, h), 20};
+            tiles[i] = (node_tile_t){node_page_k(page, l, h), node_page_v(page, l, h), 20, NULL};
             lists[i] = &tiles[i];
             counts[i] = 1;
         }
