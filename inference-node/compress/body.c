@@ -24,7 +24,7 @@ typedef struct head_rows {
 
 typedef struct block_state {
     node_page_t *page; /* exact, or decoded */
-    uint8_t *coded;    /* [layer * n_kv_head + head] coded tiles */
+    bool coded;        /* its tiles are in the slab of codes */
     bool exact, has_record;
     vc_digest_t hash, parent; /* of the record */
     head_rows_t *heads;       /* droppers: [layer * n_kv_head + head] */
@@ -39,6 +39,8 @@ struct node_body_builder {
     vc_digest_t keyspace_id;
     uint32_t n_blocks;
     node_coded_form_t form; /* of all coded blocks; bits 0 until the first comes */
+    uint8_t *codes; /* [layer * n_kv_head + head][n_blocks] coded tiles: attention reads one run of memory per head.
+                       Tiles of exact blocks are never written, so most of their pages never exist. */
     block_state_t *blocks;
 };
 
@@ -47,8 +49,7 @@ typedef struct body_impl {
     uint32_t n_heads;    /* n_layer * n_kv_head */
     node_page_t **pages; /* [n_pages] references */
     uint32_t n_pages;
-    uint8_t **coded; /* [n_coded] blocks of coded tiles */
-    uint32_t n_coded;
+    uint8_t *codes;   /* the builder's, or NULL */
     uint16_t **slabs; /* [n_heads] packed tiles, or NULL */
 } body_impl_t;
 
@@ -61,10 +62,9 @@ static void drop_record(block_state_t *bs)
         node_page_put(bs->page);
         bs->page = NULL;
     }
-    vc_free(bs->coded);
     vc_free(bs->heads);
     vc_free(bs->blob);
-    bs->coded = NULL;
+    bs->coded = false;
     bs->heads = NULL;
     bs->blob = NULL;
     bs->blob_used = bs->blob_cap = 0;
@@ -177,20 +177,34 @@ vc_status_t node_body_own_page(node_body_builder_t *b, uint32_t block, node_page
     return VC_OK;
 }
 
-vc_status_t node_body_own_coded(node_body_builder_t *b, uint32_t block, const node_coded_form_t *form,
-                                uint8_t **tiles_p, vc_err_t *err)
+static uint8_t *coded_tile(const node_body_builder_t *b, uint32_t i, uint32_t block)
+{
+    return b->codes + ((size_t)i * b->n_blocks + block) * b->form.bytes;
+}
+
+static bool make_codes(node_body_builder_t *b, const node_coded_form_t *form)
+{
+    size_t tiles, bytes;
+    if (b->codes)
+        return true;
+    if (!vc_size_mul(b->n_blocks, n_heads_of(&b->dims), &tiles) || !vc_size_mul(tiles, form->bytes, &bytes))
+        return false;
+    b->codes = vc_alloc_aligned(4096, bytes);
+    b->form = *form;
+    return b->codes != NULL;
+}
+
+vc_status_t node_body_own_tile(node_body_builder_t *b, uint32_t block, uint32_t layer, uint32_t head,
+                               const node_coded_form_t *form, uint8_t **tile_p, vc_err_t *err)
 {
     block_state_t *bs = &b->blocks[block];
-    *tiles_p = NULL;
+    *tile_p = NULL;
     if (bs->exact)
         return VC_OK;
-    size_t bytes;
-    if (bs->coded == NULL && vc_size_mul(form->bytes, n_heads_of(&b->dims), &bytes))
-        bs->coded = vc_alloc_aligned(64, bytes);
-    if (bs->coded == NULL)
-        return vc_err_set(err, VC_ERR_NOMEM, "no memory for the codes of block %u", block);
-    b->form = *form;
-    *tiles_p = bs->coded;
+    if (!make_codes(b, form))
+        return vc_err_set(err, VC_ERR_NOMEM, "no memory for the codes of %u blocks", b->n_blocks);
+    bs->coded = true;
+    *tile_p = coded_tile(b, layer * b->dims.n_kv_head + head, block);
     return VC_OK;
 }
 
@@ -217,6 +231,7 @@ void node_body_abort(node_body_builder_t *b)
         drop_record(&b->blocks[i]);
         node_page_put(b->blocks[i].page);
     }
+    vc_free(b->codes);
     vc_free(b->blocks);
     vc_free(b);
 }
@@ -232,9 +247,7 @@ static void destroy_body(node_body_t *base)
     }
     for (uint32_t i = 0; i < body->n_pages; i++)
         node_page_put(body->pages[i]);
-    for (uint32_t i = 0; i < body->n_coded; i++)
-        vc_free(body->coded[i]);
-    vc_free(body->coded);
+    vc_free(body->codes);
     vc_free(body->pages);
     vc_free(body->slabs);
     vc_free(base->tiles);
@@ -322,13 +335,13 @@ static vc_status_t fill_head(const node_body_builder_t *b, body_impl_t *body, ui
     uint32_t layer = i / b->dims.n_kv_head, head = i % b->dims.n_kv_head;
     for (uint32_t n = 0; n < b->n_blocks; n++) {
         const block_state_t *bs = &b->blocks[n];
-        if (bs->page == NULL && bs->coded == NULL) {
+        if (bs->page == NULL && !bs->coded) {
             pack_rows(&p, &bs->heads[i]);
             continue;
         }
         p.open_rows = 0;
         if (bs->coded) {
-            p.tiles[p.n_tiles++] = (node_tile_t){.n_rows = NODE_TILE, .codes = bs->coded + (size_t)i * b->form.bytes};
+            p.tiles[p.n_tiles++] = (node_tile_t){.n_rows = NODE_TILE, .codes = coded_tile(b, i, n)};
             continue;
         }
         p.tiles[p.n_tiles++] =
@@ -353,10 +366,8 @@ static body_impl_t *alloc_body(const node_body_builder_t *b)
     body->base.n_tiles = vc_calloc(n, sizeof(*body->base.n_tiles));
     body->slabs = vc_calloc(n, sizeof(*body->slabs));
     body->pages = vc_calloc(b->n_blocks, sizeof(*body->pages));
-    body->coded = vc_calloc(b->n_blocks, sizeof(*body->coded));
     body->base.form = b->form;
-    if (body->base.tiles == NULL || body->base.n_tiles == NULL || body->slabs == NULL || body->pages == NULL ||
-        body->coded == NULL) {
+    if (body->base.tiles == NULL || body->base.n_tiles == NULL || body->slabs == NULL || body->pages == NULL) {
         destroy_body(&body->base);
         return NULL;
     }
@@ -380,11 +391,8 @@ vc_status_t node_body_finish(node_body_builder_t *b, node_body_t **body_p, vc_er
     if (st == VC_OK) {
         for (uint32_t n = 0; n < b->n_blocks; n++) {
             block_state_t *bs = &b->blocks[n];
-            if (bs->coded) {
+            if (bs->coded)
                 body->base.bytes += (uint64_t)n_heads_of(&b->dims) * b->form.bytes;
-                body->coded[body->n_coded++] = bs->coded; /* its owner moves */
-                bs->coded = NULL;
-            }
             if (bs->page == NULL)
                 continue;
             if (!bs->exact)
@@ -392,6 +400,8 @@ vc_status_t node_body_finish(node_body_builder_t *b, node_body_t **body_p, vc_er
             body->pages[body->n_pages++] = bs->page; /* the reference moves */
             bs->page = NULL;
         }
+        body->codes = b->codes; /* its owner moves */
+        b->codes = NULL;
         *body_p = &body->base;
     } else if (body) {
         destroy_body(&body->base);

@@ -69,11 +69,10 @@ vc_status_t node_body_put_rows(node_body_builder_t *b, uint32_t block, uint32_t 
 /* The page of a block that a quantiser decodes into: made on the first call, owned by the builder. */
 vc_status_t node_body_own_page(node_body_builder_t *b, uint32_t block, node_page_t **page_p, vc_err_t *err);
 
-/* The coded tiles of a block, [layer * n_kv_head + head], form->bytes each and on 64 bytes: made on the first call,
- * owned by the builder, not zeroed. NULL where an exact page has taken the block's place. One form per spec and model.
- */
-vc_status_t node_body_own_coded(node_body_builder_t *b, uint32_t block, const node_coded_form_t *form,
-                                uint8_t **tiles_p, vc_err_t *err);
+/* The coded tile of one head of a block, form->bytes on 64 bytes, not zeroed, owned by the builder. NULL where an exact
+ * page has taken the block's place. One form per spec and model. */
+vc_status_t node_body_own_tile(node_body_builder_t *b, uint32_t block, uint32_t layer, uint32_t head,
+                               const node_coded_form_t *form, uint8_t **tile_p, vc_err_t *err);
 
 /* ---- the methods ---- */
 extern const node_codec_ops_t node_codec_none, node_codec_noise, node_codec_snapkv, node_codec_kivi, node_codec_rot;

@@ -199,12 +199,13 @@ static vc_status_t rot_decode(const node_spec_t *spec, const vc_kvrec_head_t *he
                               "rot block %u layer %u: %s of head %u have a scale or minimum that cannot be",
                               head->block_index, layer, i % 2 ? "values" : "keys", i / 2);
     node_coded_form_t form;
-    uint8_t *tiles;
     node_coded_form_init(&form, s.bits, dim, s.group);
-    st = node_body_own_coded(builder, head->block_index, &form, &tiles, err);
-    for (uint32_t h = 0; st == VC_OK && tiles != NULL && h < n_head; h++)
-        decode_head(&s, &form, (const uint8_t *)part + (size_t)h * 2 * matrix_bytes(&s),
-                    tiles + ((size_t)layer * n_head + h) * form.bytes);
+    for (uint32_t h = 0; st == VC_OK && h < n_head; h++) {
+        uint8_t *tile;
+        st = node_body_own_tile(builder, head->block_index, layer, h, &form, &tile, err);
+        if (st == VC_OK && tile != NULL)
+            decode_head(&s, &form, (const uint8_t *)part + (size_t)h * 2 * matrix_bytes(&s), tile);
+    }
     return st;
 }
 

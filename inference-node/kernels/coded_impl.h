@@ -195,6 +195,9 @@ INLINE void attend_coded_block(const node_attn_t *a, uint32_t q0, const node_cod
     const uint16_t *mins = (const uint16_t *)(const void *)(tile + f->v_min);
     float factor[3];
     weights_t w[3];
+    /* A head's tiles mostly follow each other, and memory is slower than the sums: ask for the next one. */
+    for (uint32_t at = 0; at < f->bytes && q0 == 0; at += 64)
+        __builtin_prefetch((const void *)((uintptr_t)tile + f->bytes + at), 0, 2);
     coded_scores(a, q0, f, q + q0, tile, nq, bits);
     for (int n = 0; n < nq; n++)
         factor[n] = softmax_tile(a, q0 + (uint32_t)n);
