@@ -19,7 +19,7 @@ void cs_dataplane_opts_default(cs_dataplane_opts_t *opts)
         .max_peers = 64,
         .shm = true,
         .max_shm_peers = 8,
-        .window = 8,
+        .window = 16,
         .put_window = 4,
         .rndv_threshold = 512u << 10,
         .clock = vc_clock_system(),

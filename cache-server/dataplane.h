@@ -26,7 +26,7 @@ typedef struct cs_dataplane_opts {
     uint32_t max_peers;       /* default 64 */
     bool shm;                 /* offer shared memory to this user's processes on this machine; default true */
     uint32_t max_shm_peers;   /* of max_peers, default 8: each has a UCX worker; more are told to use the network */
-    uint32_t window;          /* records in flight to one peer, default 8 */
+    uint32_t window;          /* records in flight to one peer, default 16 */
     uint32_t put_window;      /* records a peer may send ahead of the acknowledgements, default 4 */
     uint32_t rndv_threshold;  /* default 512 KiB */
     const vc_clock_t *clock;  /* of peer_timeout_ms; default the system's */

@@ -18,9 +18,13 @@
 #include "vc/log.h"
 #include "vc/mem.h"
 
-#define WRITE_BYTES_MAX (8u << 20) /* of writes at the kernel while there is more than one */
-#define REAP_MAX 4u                /* transfers between two looks at the network: each may take 0.1 ms to check */
-#define MAX_TRIES 16               /* fruitless repeats of one transfer before it is given up */
+/* At the kernel while there is more than one. A device shares itself between all reads that it has: with more of them
+ * than fill it, the first records arrive late and then all at once, and the wire idles meanwhile (fetches of 1.4 MB
+ * records over tcp: 0.64 of the disk with 16 at a time, 0.95 with 6 MiB). */
+#define READ_BYTES_MAX (6u << 20)
+#define WRITE_BYTES_MAX (8u << 20)
+#define REAP_MAX 4u  /* transfers between two looks at the network: each may take 0.1 ms to check */
+#define MAX_TRIES 16 /* fruitless repeats of one transfer before it is given up */
 
 /* What the kernel gets first when there is room for one. */
 typedef enum { DEMAND = 0, AHEAD, WRITE, N_KINDS } kind_t;
@@ -35,7 +39,7 @@ struct cs_uring {
     uint32_t depth, inflight, at_kernel;
     int event_fd;
     queue_t queues[N_KINDS];
-    uint64_t write_bytes; /* at the kernel */
+    uint64_t read_bytes, write_bytes; /* at the kernel */
     struct io_uring ring;
     bool has_ring;
     cs_uring_buffers_t buffers; /* mode fixed */
@@ -195,7 +199,8 @@ static queue_t *next_queue(cs_uring_t *uring)
     uint32_t for_reads = uring->depth - uring->depth / 8;
     if (uring->at_kernel >= uring->depth)
         return NULL;
-    if (demand->head && demand->at_kernel + ahead->at_kernel < for_reads)
+    if (demand->head && demand->at_kernel + ahead->at_kernel < for_reads &&
+        (uring->read_bytes == 0 || uring->read_bytes + demand->head->bytes <= READ_BYTES_MAX))
         return demand;
     if (write->head && (write->at_kernel == 0 || uring->write_bytes + write->head->bytes <= WRITE_BYTES_MAX))
         return write;
@@ -208,8 +213,8 @@ static void count_kernel(cs_uring_t *uring, const cs_io_t *io, int n)
 {
     uring->at_kernel += (uint32_t)n;
     queue_of(uring, io)->at_kernel += (uint32_t)n;
-    if (io->write)
-        uring->write_bytes += n > 0 ? io->bytes : -(uint64_t)io->bytes;
+    uint64_t *bytes = io->write ? &uring->write_bytes : &uring->read_bytes;
+    *bytes += n > 0 ? io->bytes : -(uint64_t)io->bytes;
 }
 
 void cs_uring_submit(cs_uring_t *uring, cs_io_t *io)

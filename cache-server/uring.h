@@ -2,8 +2,9 @@
  * Reads and writes of one worker: an io_uring with registered buffers, the same ring with plain reads and writes, or
  * pread/pwrite threads where the kernel refuses io_uring. Knows descriptors and buffers, no cache words.
  *
- * Reads come first: writes in flight are limited in bytes, and reads that nobody waits for in number, so that a read
- * never queues behind much of either in the device. Some places are kept for writes, so that they go on.
+ * Reads come first, and few bytes of them at a time, so that one arrives after the other. Writes in flight are limited
+ * in bytes, and reads that nobody waits for in number, so that a read never queues behind much of either in the device.
+ * Some places are kept for writes, so that they go on.
  *
  * Files are not registered: recovery puts another file under a descriptor that is in use, where a ring would go on with
  * the old one, and fio with and without registered files reads alike here (8 KiB and 1.4 MB, 16 in flight).
