@@ -1,6 +1,7 @@
 /*
  * How much of the wire, or of the disk, does a FETCH use? Records of SmolLM2-135M's size over UCX, on tcp loopback and
- * over shared memory, in rounds that alternate. Server worker on one CPU, client on another, as the peer.
+ * over shared memory, in rounds that alternate. Server on one CPU, client in a process of its own on another, as the
+ * peer.
  *
  *   hot   one record that is in the server's memory, fetched again and again into one buffer, eight at a time: the data
  *         plane by itself (frames, tokens, pins, credits), against `ucx_perftest -t ucp_am_bw` with the same transport,
@@ -28,35 +29,6 @@ void must(vc_status_t st, const vc_err_t *err, const char *what)
 {
     if (st != VC_OK)
         bench_fail("%s: %s (%s)", what, err != NULL ? err->msg : "", vc_status_name(st));
-}
-
-/* ---- cold: the client of the library ---- */
-
-static int count_record(void *arg, uint32_t block, vc_status_t status, const void *record, size_t bytes)
-{
-    (void)block;
-    (void)record;
-    *(size_t *)arg += bytes;
-    return status != VC_OK;
-}
-
-static double run_cold(server_t *s, bool shm, uint32_t n)
-{
-    vc_data_t *data = NULL;
-    vc_err_t err = {0};
-    size_t bytes = 0;
-    vc_data_lease_t lease = take_lease(s);
-    must(vc_data_connect(shm ? cs_dataplane_shm_address(s->dp) : cs_dataplane_address(s->dp), NULL, &data, &err), &err,
-         "connect");
-    must(vc_data_fetch(data, &lease, 0, 0, OUTSTANDING, count_record, &bytes, 0, NULL, &err), &err, "fetch");
-    bytes = 0;
-    double t = bench_now_s();
-    for (uint32_t i = 0; i < n; i++)
-        must(vc_data_fetch(data, &lease, 0, 0, s->n_blocks, count_record, &bytes, 0, NULL, &err), &err, "fetch");
-    t = bench_now_s() - t;
-    vc_data_close(data);
-    drop_lease(s, &lease);
-    return (double)bytes / t / 1e6;
 }
 
 /* ---- the peer ---- */
@@ -193,6 +165,7 @@ int main(int argc, char **argv)
     if (!bench_have("ucx_perftest"))
         bench_fail("ucx_perftest is missing (package ucx-utils)");
     int rounds = atoi(bench_option("rounds", bench_quick() ? "1" : "7"));
+    client_start();
     start_server(&s);
     for (int i = 0; i < rounds; i++)
         run_round(&s, &r, bench_quick() ? 40 : 1000, bench_quick() ? 1 : 10);
@@ -206,6 +179,7 @@ int main(int argc, char **argv)
     bench_figure("fetch_from_disk_vs_bound",
                  VC_MIN(bench_median(&r.by[0].bound_ratio), bench_median(&r.by[1].bound_ratio)));
     bench_figure("fetch_beside_hostile_vs_alone", bench_median(&r.beside_ratio));
+    client_stop();
     stop_server(&s);
     free_results(&r);
     return 0;

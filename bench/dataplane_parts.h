@@ -35,8 +35,26 @@ void drop_lease(const server_t *s, const vc_data_lease_t *lease);
 /* MB/s of reading all records n times from the disk, without looking at them. */
 double run_disk(server_t *s, uint32_t n);
 
-/* dataplane_hot.c: MB/s of n fetches of one record into one buffer, eight at a time. shm: over shared memory. */
+/* dataplane_client.c: the client's process, to be started before the server. */
+void client_start(void);
+void client_stop(void);
+/* MB/s of n fetches of all records by vc_data_fetch. shm: over shared memory. */
+double run_cold(server_t *s, bool shm, uint32_t n);
+/* MB/s of n fetches of one record into one buffer, eight at a time. */
 double run_hot(server_t *s, bool shm, uint64_t n);
+
+typedef struct job { /* what the client's process is to do */
+    bool hot, shm;
+    uint64_t n;
+    uint32_t n_blocks;
+    size_t record_bytes;
+    vc_data_lease_t lease;
+    char address[160];
+} job_t;
+
+/* dataplane_hot.c, in the client: seconds of job->n fetches after some to warm up; the checksum of what is in the
+ * buffer then. */
+double hot_seconds(const job_t *job, uint32_t *crc_p);
 
 /* dataplane_hostile.c: a process of peers that idle, read nothing or misbehave, until it is stopped. */
 pid_t hostile_start(const server_t *s, const vc_data_lease_t *lease);

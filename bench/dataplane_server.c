@@ -8,7 +8,7 @@
 #include "vc/mem.h"
 
 #define CYCLE_BYTES (64u << 20)
-#define POOL_BUFS 24u
+#define POOL_BUFS 32u
 #define RAM_RECORDS 3u
 
 static const vc_kv_shape_t shape = {30, 3, 64, 64, VC_DTYPE_F16};
@@ -125,7 +125,6 @@ void start_server(server_t *s)
     opts.store = s->store;
     opts.workers = s->workers;
     opts.pool = s->pool;
-    opts.window = OUTSTANDING;
     opts.peer_timeout_ms = 60000;
     must(cs_dataplane_start(&opts, &s->dp, &err), &err, "data plane");
     bench_pin(1);
