@@ -257,15 +257,15 @@ bool dp_fetch_has_more(const dp_fetch_t *f)
     return !f->stopping && (f->n_layer != 0 ? f->slice <= f->n_layer : f->next_block < f->end);
 }
 
-/* Peers that read nothing keep what they got until they are closed. So a peer has the whole window only while it is
- * alone or half of the buffers' worth of records are not out; then two, and of the last quarter one: the others go on.
- */
+/* Peers that read nothing keep what they got until they are closed. So a peer has the whole window, and never more than
+ * two thirds of the buffers' worth of records, only while it is alone or half of them are not out; then two, and of the
+ * last quarter one: the others go on. */
 static uint32_t window_of(const dp_peer_t *peer)
 {
     const cs_dataplane_t *dp = peer->dp;
     uint32_t all = dp->n_records;
     if (all == peer->n_records || 2 * all < dp->n_bufs)
-        return dp->opts.window;
+        return VC_MIN(dp->opts.window, VC_MAX(2 * dp->n_bufs / 3, 1));
     return 4 * all < 3 * dp->n_bufs ? VC_MIN(dp->opts.window, 2u) : 1;
 }
 
