@@ -268,27 +268,30 @@ Test(uring, malformed_fault_texts_arm_nothing)
 
 /* ---- who goes first ---- */
 
+#define FLOOD_MAX 32 /* each transfer has a buffer of its own */
+
 typedef struct flood {
     cs_bufpool_t *pool;
     cs_uring_t *uring;
     int fd;
-    cs_io_t ios[64];
-    result_t results[64];
+    cs_io_t ios[FLOOD_MAX];
+    result_t results[FLOOD_MAX];
     uint32_t n;
 } flood_t;
 
 static void flood_open(flood_t *f, uint32_t depth, uint32_t buf_bytes)
 {
     memset(f, 0, sizeof(*f));
-    cr_assert_eq(cs_bufpool_create(24, buf_bytes, &f->pool, NULL), VC_OK);
+    cr_assert_eq(cs_bufpool_create(FLOOD_MAX, buf_bytes, &f->pool, NULL), VC_OK);
     cr_assert_eq(cs_uring_create(CS_IO_THREADS, depth, f->pool, &f->uring, NULL), VC_OK);
     f->fd = temp_file();
-    cr_assert_eq(ftruncate(f->fd, 24 * (off_t)buf_bytes), 0);
+    cr_assert_eq(ftruncate(f->fd, FLOOD_MAX * (off_t)buf_bytes), 0);
 }
 
 static void flood_add(flood_t *f, bool write, bool is_ahead)
 {
-    cs_buf_t *buf = cs_bufpool_at(f->pool, f->n % 24);
+    cr_assert_lt(f->n, FLOOD_MAX);
+    cs_buf_t *buf = cs_bufpool_at(f->pool, f->n);
     f->ios[f->n] = (cs_io_t){.fd = f->fd,
                              .write = write,
                              .ahead = is_ahead,
@@ -323,6 +326,32 @@ Test(uring, a_read_waits_for_no_more_than_a_few_megabytes_of_writes)
     cs_uring_flush(f.uring);
     cr_assert_eq(cs_uring_at_kernel(f.uring, false), 1); /* at once, past twelve writes */
     cr_assert_eq(cs_uring_at_kernel(f.uring, true), 8);
+    flood_close(&f);
+}
+
+/* So that the first of them arrives before the last: the device shares itself between all that it has. */
+Test(uring, a_few_megabytes_of_reads_are_at_the_kernel_at_a_time)
+{
+    flood_t f;
+    flood_open(&f, 32, 1 << 20);
+    for (int i = 0; i < 20; i++)
+        flood_add(&f, false, false);
+    cs_uring_flush(f.uring);
+    cr_assert_eq(cs_uring_at_kernel(f.uring, false), 6);
+    flood_add(&f, true, false);
+    cs_uring_flush(f.uring);
+    cr_assert_eq(cs_uring_at_kernel(f.uring, true), 1);
+    flood_close(&f);
+}
+
+Test(uring, one_large_read_goes_on_by_itself)
+{
+    flood_t f;
+    flood_open(&f, 8, 9 << 20);
+    flood_add(&f, false, false);
+    flood_add(&f, false, false);
+    cs_uring_flush(f.uring);
+    cr_assert_eq(cs_uring_at_kernel(f.uring, false), 1);
     flood_close(&f);
 }
 
