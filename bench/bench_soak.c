@@ -7,7 +7,7 @@
  * memory, descriptors, leases and queues are sampled all the time; what they are in the end is compared with what they
  * were after the first minute. Then everybody leaves, and what was held has to be given back; at last the directory is
  * verified offline.
- *   --seconds N (600), --phase S (10), --idle N (100 connections), --dir DIR (about 400 MB)
+ *   --seconds N (600), --phase S (10), --idle N (1000 connections, at most 1024), --dir DIR (about 400 MB)
  * Exit code 1: wrong bytes, growth beyond the tolerance, something not given back, a dead server, damage on disk.
  */
 #include <dirent.h>
@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -129,7 +130,7 @@ static void client_body(soak_shared_t *s, uint32_t i, uint32_t n_idle)
 
 static void start_clients(run_t *r)
 {
-    uint32_t n_idle = (uint32_t)atoi(bench_option("idle", "100"));
+    uint32_t n_idle = (uint32_t)atoi(bench_option("idle", "1000"));
     for (uint32_t i = 0; i < N_GOOD + N_BAD; i++) {
         r->clients[i] = fork(); /* before this process starts any thread */
         if (r->clients[i] == 0) {
@@ -389,6 +390,16 @@ static void judge_directory(run_t *r)
     }
 }
 
+/* For the idle connections, at both ends: server and clients inherit it. */
+static void allow_files(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
 int main(int argc, char **argv)
 {
     static run_t r;
@@ -400,6 +411,7 @@ int main(int argc, char **argv)
     r.shared = mmap(NULL, sizeof(*r.shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (r.shared == MAP_FAILED)
         bench_fail("no shared memory");
+    allow_files();
     soak_space_init();
     start_server(&r);
     double idle_files = open_files(r.server.pid);
