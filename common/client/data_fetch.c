@@ -210,7 +210,7 @@ static vc_status_t run(fetch_t *f, vc_err_t *err)
     d->progress_us = data_now_us();
     vc_status_t st = data_send_control(d, &frame, f->idle_ms, err);
     while (st == VC_OK && !(d->ended && f->n_handled >= d->end_n_sent)) {
-        if (d->ready == NULL)
+        if (d->ready == NULL || d->broken != VC_OK) /* broken: what is ready is not handed out any more */
             st = data_wait(d, f->idle_ms, err);
         if (st == VC_OK)
             st = handle_ready(f, err);
