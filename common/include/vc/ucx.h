@@ -64,6 +64,7 @@ typedef struct vc_ucx_op {
     vc_ucx_done_fn done;
     void *arg;
     struct vc_ucx_op *next, **at; /* the module's: list of what runs over shared memory */
+    bool reads;                   /* the module's: a receive */
 } vc_ucx_op_t;
 /* op, header and data stay the caller's and unchanged until done ran, which may be inside this call. Error returned:
  * done never runs. */
