@@ -167,8 +167,8 @@ vc_status_t cs_store_abort(cs_store_t *store, uint64_t upload_id, const cs_token
 /* ---- pins that last, and deletes ---- */
 
 /* Which objects. tip: the chain that ends there, or what is left of it when its last blocks are gone (tip of a listed
- * prefix), up to its first block or the first hole; else the blocks named, those
- * that are absent left out. Every copy, or those of one column. */
+ * prefix), up to its first block or the first hole; else the blocks named, those that are absent left out. Every copy,
+ * or those of one column. */
 typedef struct cs_chain_ref {
     vc_digest_t keyspace;
     const vc_digest_t *tip;    /* NULL: hashes */

@@ -168,10 +168,10 @@ void vc_ucx_close(vc_ucx_t *ucx)
         vc_ucx_ep_close(ucx->eps, NULL, NULL);
     while (ucx->closing > 0)
         vc_ucx_progress(ucx);
-    if (ucx->worker != NULL)
+    if (ucx->worker != NULL) {
         end_reads(ucx);
-    if (ucx->worker != NULL)
         ucp_worker_destroy(ucx->worker); /* over shared memory this ends the endpoint and cancels most of what runs */
+    }
     while (ucx->running != NULL)
         finish(ucx->running, VC_ERR_CANCELLED);
     if (ucx->shm)

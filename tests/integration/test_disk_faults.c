@@ -186,27 +186,12 @@ Test(disk_faults, a_log_that_cannot_be_synced_fails_commits_until_it_can)
     rig_fini(&r);
 }
 
-Test(disk_faults, a_flush_that_fails_at_the_end_loses_nothing)
+static void end_fails(unsigned calls, int error, const char *files)
 {
     static rig_t r;
     rig_init(&r);
     cr_assert_eq(put(&r, 20), VC_OK);
-    fail_calls(&r, SHIM_CREATE | SHIM_WRITE, ENOSPC, ".sst");
-    vt_proc_signal(r.server, SIGTERM);
-    cr_assert_eq(vt_proc_wait_exit(r.server, WAIT_MS), 0, "%s", vt_proc_output(r.server));
-    cr_assert_gt(r.shim->failed, 0);
-    restart(&r);
-    cr_assert_eq(get(&r, 20), 20);
-    cr_assert_eq(put(&r, 40), VC_OK);
-    rig_fini(&r);
-}
-
-Test(disk_faults, a_manifest_that_cannot_be_written_loses_nothing)
-{
-    static rig_t r;
-    rig_init(&r);
-    cr_assert_eq(put(&r, 20), VC_OK);
-    fail_calls(&r, SHIM_WRITE | SHIM_SYNC, EIO, "MANIFEST");
+    fail_calls(&r, calls, error, files);
     vt_proc_signal(r.server, SIGTERM);
     cr_assert_eq(vt_proc_wait_exit(r.server, WAIT_MS), 0, "%s", vt_proc_output(r.server));
     cr_assert_gt(r.shim->failed, 0);
@@ -215,4 +200,10 @@ Test(disk_faults, a_manifest_that_cannot_be_written_loses_nothing)
     cr_assert_eq(put(&r, 40), VC_OK);
     cr_assert_eq(get(&r, 40), 40);
     rig_fini(&r);
+}
+
+Test(disk_faults, a_flush_that_fails_at_the_end_loses_nothing) { end_fails(SHIM_CREATE | SHIM_WRITE, ENOSPC, ".sst"); }
+Test(disk_faults, a_manifest_that_cannot_be_written_loses_nothing)
+{
+    end_fails(SHIM_WRITE | SHIM_SYNC, EIO, "MANIFEST");
 }
