@@ -400,4 +400,11 @@ static inline uint64_t fx_du(const fx_t *fx)
     return fx_du_sum;
 }
 
+static inline cs_store_stats_t fx_stats(fx_t *fx)
+{
+    cs_store_stats_t stats;
+    cs_store_get_stats(fx->store, &stats);
+    return stats;
+}
+
 #endif

@@ -42,13 +42,6 @@ static void open_default(fx_t *fx)
     cr_assert_eq(fx_open(fx, CS_IO_AUTO, &err), VC_OK, "%s", err.msg);
 }
 
-static cs_store_stats_t stats_of(fx_t *fx)
-{
-    cs_store_stats_t stats;
-    cs_store_get_stats(fx->store, &stats);
-    return stats;
-}
-
 Test(store, nothing_is_visible_before_the_commit_and_everything_after)
 {
     fx_t fx;
@@ -66,7 +59,7 @@ Test(store, nothing_is_visible_before_the_commit_and_everything_after)
     cr_assert_eq(fx_commit(&fx, &info), VC_OK);
     cr_assert_eq(fx_readable(&fx, 1, 5, 0), 5);
     cr_assert_eq(fx_commit(&fx, &info), VC_ERR_STALE); /* it is over */
-    cr_assert_eq(stats_of(&fx).uploads_open, 0);
+    cr_assert_eq(fx_stats(&fx).uploads_open, 0);
     fx_fini(&fx);
 }
 
@@ -87,7 +80,7 @@ Test(store, a_second_registration_asks_only_for_what_is_missing)
     cr_assert_eq(fx_commit(&fx, &info), VC_OK);
     cr_assert_eq(fx_readable(&fx, 1, 6, 0), 6);
     cr_assert_eq(fx_read(&fx, 1, 5, 1), VC_OK);
-    cs_store_stats_t stats = stats_of(&fx);
+    cs_store_stats_t stats = fx_stats(&fx);
     cr_assert_eq(stats.full.objects, 6);
     cr_assert_eq(stats.compressed.objects, 4);
     cr_assert_eq(stats.pinned_bytes, 0);
@@ -171,7 +164,7 @@ Test(store, impossible_registrations_and_lookups_are_refused)
     cr_assert_eq(cs_store_lookup(fx.store, &fx.ks_id, &hash, 1, fx.fids, 9, false, &r, NULL), VC_ERR_RANGE);
     cr_assert_eq(cs_store_lookup(fx.store, &fx.ks_id, &hash, 1u << 20, fx.fids, 1, false, &r, NULL), VC_ERR_RANGE);
     cr_assert_eq(cs_store_lookup(fx.store, &fx.ks_id, &hash, 1, &unknown, 1, false, &r, NULL), VC_ERR_INVALID);
-    cr_assert_eq(stats_of(&fx).uploads_open, 0);
+    cr_assert_eq(fx_stats(&fx).uploads_open, 0);
     fx_fini(&fx);
 }
 
@@ -189,8 +182,8 @@ Test(store, open_uploads_are_bounded)
     cr_assert_eq(cs_store_abort(fx.store, info[0].upload_id, &info[0].token), VC_OK);
     cr_assert_eq(cs_store_abort(fx.store, info[0].upload_id, &info[0].token), VC_ERR_STALE);
     cr_assert_eq(fx_begin(&fx, 3, 0, 2, FX_FULL, &info[2], missing), VC_OK);
-    cr_assert_eq(stats_of(&fx).uploads_open, 2);
-    cr_assert_eq(stats_of(&fx).aborts, 1);
+    cr_assert_eq(fx_stats(&fx).uploads_open, 2);
+    cr_assert_eq(fx_stats(&fx).aborts, 1);
     fx_fini(&fx);
 }
 
@@ -204,12 +197,12 @@ Test(store, an_abandoned_upload_is_freed_at_its_deadline)
     cr_assert_eq(fx_put(&fx, &info, 1, 0, 0), VC_OK);
     vc_fake_clock_advance(&fx.clock, (uint64_t)fx.opts.upload_ms * 1000 - 1);
     cs_store_tick(fx.store);
-    cr_assert_eq(stats_of(&fx).uploads_open, 1);
+    cr_assert_eq(fx_stats(&fx).uploads_open, 1);
     vc_fake_clock_advance(&fx.clock, 1);
     cr_assert_eq(fx_put(&fx, &info, 1, 1, 0), VC_ERR_STALE); /* even before the tick */
     cs_store_tick(fx.store);
-    cr_assert_eq(stats_of(&fx).uploads_open, 0);
-    cr_assert_eq(stats_of(&fx).uploads_expired, 1);
+    cr_assert_eq(fx_stats(&fx).uploads_open, 0);
+    cr_assert_eq(fx_stats(&fx).uploads_expired, 1);
     cr_assert_eq(fx_commit(&fx, &info), VC_ERR_STALE);
     cr_assert_eq(fx_register(&fx, 1, 0, 2, FX_FULL), VC_OK); /* nothing of it is in the way */
     cr_assert_eq(fx_readable(&fx, 1, 2, 0), 2);
@@ -268,11 +261,11 @@ Test(store, two_uploads_of_the_same_objects_both_succeed_and_store_them_once)
     }
     for (int i = 0; i < 2; i++)
         cr_assert_eq(fx_wait_end(&w[i]), VC_OK);
-    cr_assert_eq(stats_of(&fx).full.objects, 4);
-    cr_assert_eq(stats_of(&fx).commits, 2);
+    cr_assert_eq(fx_stats(&fx).full.objects, 4);
+    cr_assert_eq(fx_stats(&fx).commits, 2);
     cr_assert_eq(fx_readable(&fx, 1, 4, 0), 4);
     cr_assert_eq(fx_reopen(&fx), VC_OK);
-    cr_assert_eq(stats_of(&fx).full.objects, 4);
+    cr_assert_eq(fx_stats(&fx).full.objects, 4);
     cr_assert_eq(fx_readable(&fx, 1, 4, 0), 4);
     fx_fini(&fx);
 }
@@ -291,7 +284,7 @@ Test(store, concurrent_writers_of_shared_and_own_chains_all_read_back)
         pthread_join(racers[i].thread, NULL);
         cr_assert_eq(racers[i].status, VC_OK);
     }
-    cs_store_stats_t stats = stats_of(&fx);
+    cs_store_stats_t stats = fx_stats(&fx);
     cr_assert_eq(stats.full.objects, 80);
     cr_assert_eq(stats.compressed.objects, 80);
     cr_assert_leq(stats.commit_batches, stats.commits);
@@ -322,7 +315,7 @@ Test(store, hits_are_counted_by_fidelity_in_blocks_tokens_and_bytes)
     }
     cr_assert_eq(fx_lookup(&fx, 99, 5, true, &r), VC_OK);
     cr_assert_eq(fx_lookup(&fx, 1, 6, false, &r), VC_OK); /* a probe: neither hit nor miss */
-    cs_store_stats_t stats = stats_of(&fx);
+    cs_store_stats_t stats = fx_stats(&fx);
     const cs_fid_stats_t *got[2] = {&stats.full, &stats.compressed};
     for (int f = 0; f < 2; f++) {
         cr_assert_eq(got[f]->lookups, 11);
@@ -353,7 +346,7 @@ Test(store, a_hole_ends_the_hit_and_another_keyspace_never_matches)
     cr_assert_eq(cs_store_lookup(fx.store, &other, hashes, 3, fx.fids, 1, true, &r, NULL), VC_OK);
     cr_assert_eq(r.n_blocks[0], 0); /* right hashes under a wrong keyspace: nothing */
     cr_assert_eq(r.miss[0], CS_MISS_KEYSPACE);
-    cr_assert_eq(stats_of(&fx).miss_keyspace, 1);
+    cr_assert_eq(fx_stats(&fx).miss_keyspace, 1);
     fx_fini(&fx);
 }
 
@@ -429,7 +422,7 @@ Test(store, parts_of_a_record_are_its_bytes)
     open_default(&fx);
     cr_assert_eq(fx_register(&fx, 1, 0, 2, FX_FULL), VC_OK);
     cr_assert_eq(fx_pin(&fx, 1, 1, 0, &pin), VC_OK);
-    cr_assert_eq(stats_of(&fx).pinned_bytes, pin.bytes);
+    cr_assert_eq(fx_stats(&fx).pinned_bytes, pin.bytes);
     cs_buf_t *whole = cs_bufpool_get(fx.pool), *part = cs_bufpool_get(fx.pool);
     uint32_t bytes = fx_record(&fx, 1, 1, 0, whole->data, whole->cap);
     for (uint32_t at = 0; at < bytes; at += 4096) {
@@ -448,7 +441,7 @@ Test(store, parts_of_a_record_are_its_bytes)
     cs_bufpool_put(fx.pool, whole);
     cs_bufpool_put(fx.pool, part);
     cs_store_unpin(fx.store, &pin);
-    cr_assert_eq(stats_of(&fx).pinned_bytes, 0);
+    cr_assert_eq(fx_stats(&fx).pinned_bytes, 0);
     fx_fini(&fx);
 }
 

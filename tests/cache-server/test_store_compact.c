@@ -10,13 +10,6 @@
 
 enum { HOT = 40 }; /* chains of one block, each with seven cold blocks behind it in the segment */
 
-static cs_store_stats_t stats_of(fx_t *fx)
-{
-    cs_store_stats_t stats;
-    cs_store_get_stats(fx->store, &stats);
-    return stats;
-}
-
 static void start(fx_t *fx)
 {
     fx_init(fx, 30);
@@ -52,7 +45,7 @@ static void store_hot(fx_t *fx)
 /* Cold chains, until the hot ones have been moved. */
 static void flood(fx_t *fx, uint64_t moved_bytes)
 {
-    for (uint32_t seed = 2000; stats_of(fx).moved_bytes < moved_bytes; seed++) {
+    for (uint32_t seed = 2000; fx_stats(fx).moved_bytes < moved_bytes; seed++) {
         cr_assert_lt(seed, 4000);
         cr_assert_eq(fx_register(fx, seed, 0, 8, FX_FULL), VC_OK);
         if (seed % 8 == 0)
@@ -78,7 +71,7 @@ Test(store_compact, what_is_used_outlives_its_segment_and_is_right_after_a_resta
     store_hot(&fx);
     flood(&fx, HOT * 124 * 1024);
     cr_assert_eq(n_hot_right(&fx), HOT);
-    cs_store_stats_t stats = stats_of(&fx);
+    cs_store_stats_t stats = fx_stats(&fx);
     cr_assert_gt(stats.compactions, 0);
     cr_assert_leq(stats.write_amplification, 2.0);
     cr_assert_gt(stats.write_amplification, 1.0);
@@ -88,7 +81,7 @@ Test(store_compact, what_is_used_outlives_its_segment_and_is_right_after_a_resta
     cr_assert_leq(fx_du(&fx), fx.opts.capacity_bytes);
     cr_assert_eq(fx_reopen(&fx), VC_OK);
     cr_assert_eq(n_hot_right(&fx), HOT);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 0);
     fx_fini(&fx);
 }
 
@@ -155,9 +148,9 @@ Test(store_compact, a_lease_follows_what_moves)
     cr_assert(after.segment != before.segment || after.offset != before.offset);
     cs_store_unpin(fx.store, &after);
     cr_assert_eq(fx_read(&fx, 1, 0, 0), VC_OK);
-    cr_assert_gt(stats_of(&fx).pinned_bytes, 0);
+    cr_assert_gt(fx_stats(&fx).pinned_bytes, 0);
     release(&fx, &r);
-    cr_assert_eq(stats_of(&fx).pinned_bytes, 0);
+    cr_assert_eq(fx_stats(&fx).pinned_bytes, 0);
     fx_fini(&fx);
 }
 
@@ -196,7 +189,7 @@ Test(store_compact, a_damaged_record_is_dropped_and_counted_not_copied)
     cs_store_unpin(fx.store, &pin);
     fx_flip_byte(&fx, &pin, pin.bytes / 2);
     flood(&fx, HOT * 124 * 1024);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 1);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 1);
     cr_assert_eq(fx_lookup(&fx, 5, 1, false, &r), VC_OK);
     cr_assert_eq(r.n_blocks[0], 0);
     cr_assert_eq(r.miss[0], CS_MISS_CORRUPT);
@@ -215,7 +208,7 @@ Test(store_compact, what_was_just_committed_is_not_the_next_to_go)
         if (seed > 0)
             cr_assert_eq(fx_readable(&fx, seed - 1, 8, 0), 8, "seed %u", seed);
     }
-    cr_assert_gt(stats_of(&fx).full.evicted_objects, 0);
+    cr_assert_gt(fx_stats(&fx).full.evicted_objects, 0);
     fx_fini(&fx);
 }
 
@@ -233,8 +226,8 @@ Test(store_compact, a_store_that_lost_its_catalog_has_room)
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
     for (uint32_t seed = 0; seed < 200; seed++)
         cr_assert_eq(fx_register(&fx, seed, 0, 8, FX_FULL), VC_OK);
-    cr_assert_eq(stats_of(&fx).put_rejected, 0);
-    cr_assert_geq(stats_of(&fx).objects, 400);
+    cr_assert_eq(fx_stats(&fx).put_rejected, 0);
+    cr_assert_geq(fx_stats(&fx).objects, 400);
     cr_assert_eq(fx_readable(&fx, 199, 8, 0), 8);
     cr_assert_leq(fx_du(&fx), fx.opts.capacity_bytes);
     fx_fini(&fx);
@@ -248,13 +241,13 @@ static void copies_fail(const char *fault)
     start(&fx);
     store_hot(&fx);
     cr_assert_eq(cs_fault_arm(fault), VC_OK);
-    for (uint32_t seed = 5000; stats_of(&fx).evictions < 12; seed++) {
+    for (uint32_t seed = 5000; fx_stats(&fx).evictions < 12; seed++) {
         cr_assert_lt(seed, 6000);
         cr_assert_eq(fx_register(&fx, seed, 0, 8, FX_FULL), VC_OK);
         cr_assert_eq(fx_readable(&fx, seed, 8, 0), 8);
     }
-    cr_assert_eq(stats_of(&fx).moved_bytes, 0);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    cr_assert_eq(fx_stats(&fx).moved_bytes, 0);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 0);
     cr_assert_eq(cs_fault_arm(NULL), VC_OK);
     (void)n_hot_right(&fx); /* whatever is left is right */
     store_hot(&fx);
@@ -295,7 +288,7 @@ Test(store_compact, a_batch_that_fails_leaves_what_moves_readable)
     cr_assert_geq(n_hot_right(&fx), left / 2);
     cr_assert_eq(fx_reopen(&fx), VC_OK);
     (void)n_hot_right(&fx);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 0);
     fx_fini(&fx);
 }
 
@@ -316,7 +309,7 @@ Test(store_compact, a_start_that_cannot_write_what_it_moved_is_refused_and_the_n
     fx.opts.capacity_bytes = (uint64_t)112 << 20;
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, &err), VC_OK, "%s", err.msg);
     cr_assert_eq(n_hot_right(&fx), HOT);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 0);
     fx_fini(&fx);
 }
 #endif

@@ -6,13 +6,6 @@
 #include "support/logcap.h"
 #include "verify.h"
 
-static cs_store_stats_t stats_of(fx_t *fx)
-{
-    cs_store_stats_t stats;
-    cs_store_get_stats(fx->store, &stats);
-    return stats;
-}
-
 static void open_with(fx_t *fx, uint32_t n_layer)
 {
     vc_err_t err = {0};
@@ -39,7 +32,7 @@ static void flip_everywhere(uint32_t f)
         cs_store_unpin(fx.store, &pin);
         cr_assert_eq(fx_read(&fx, seed, 1, f), VC_ERR_CORRUPT, "byte %u", at);
         n++;
-        cr_assert_eq(stats_of(&fx).corrupt_disk, n);
+        cr_assert_eq(fx_stats(&fx).corrupt_disk, n);
         cr_assert_eq(fx_read(&fx, seed, 1, f), VC_ERR_NOT_FOUND);
         cr_assert_eq(fx_lookup(&fx, seed, 3, true, &r), VC_OK); /* without a lease it would be a probe, not counted */
         cr_assert_eq(r.n_blocks[f], 1);
@@ -48,14 +41,14 @@ static void flip_everywhere(uint32_t f)
         cr_assert_eq(fx_read(&fx, seed, 0, f), VC_OK);
         cr_assert_eq(fx_read(&fx, seed, 2, f), VC_OK);
     }
-    cr_assert_eq(stats_of(&fx).miss_corrupt, 60);
+    cr_assert_eq(fx_stats(&fx).miss_corrupt, 60);
     cr_assert_eq(fx_readable(&fx, 500, 3, f), 3);
     cr_assert_eq(fx_register(&fx, 7, 0, 3, FX_BOTH), VC_OK); /* may come back */
     cr_assert_eq(fx_readable(&fx, 7, 3, f), 3);
     cr_assert_eq(fx_reopen(&fx), VC_OK); /* the drop is durable */
     cr_assert_eq(fx_read(&fx, 8, 1, f), VC_ERR_NOT_FOUND);
     cr_assert_eq(fx_readable(&fx, 7, 3, f), 3);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 0);
     fx_fini(&fx);
 }
 
@@ -73,7 +66,7 @@ Test(store_damage, a_segment_file_that_grew_is_cut_and_pushes_nothing_out)
     cr_assert_eq(fx_pin(&fx, 1, 0, 0, &pin), VC_OK);
     fx_segment_path(&fx, pin.segment, path, sizeof(path));
     cs_store_unpin(fx.store, &pin);
-    uint64_t used = stats_of(&fx).used_bytes;
+    uint64_t used = fx_stats(&fx).used_bytes;
     cr_assert_eq(stat(path, &before), 0);
     fx_close(&fx);
     cr_assert_eq(truncate(path, (off_t)1 << 32), 0); /* sparse */
@@ -82,7 +75,7 @@ Test(store_damage, a_segment_file_that_grew_is_cut_and_pushes_nothing_out)
     cr_assert_eq(stat(path, &after), 0);
     cr_assert_eq(after.st_size, before.st_size);
     cr_assert_eq(fx_readable(&fx, 1, 4, 0), 4);
-    cr_assert_leq(stats_of(&fx).used_bytes, used + (16u << 20));
+    cr_assert_leq(fx_stats(&fx).used_bytes, used + (16u << 20));
     cr_assert_eq(fx_register(&fx, 2, 0, 4, FX_FULL), VC_OK);
     fx_fini(&fx);
 }
@@ -174,7 +167,7 @@ Test(store_damage, a_leased_record_that_turns_out_damaged_is_not_found_any_more)
     cr_assert_eq(fx_read_pin(&fx, &pin, buf), VC_ERR_CORRUPT); /* the pin still reads; counted once */
     cs_bufpool_put(fx.pool, buf);
     cs_store_unpin(fx.store, &pin);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 1);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 1);
     cr_assert_eq(cs_store_pin_leased(fx.store, boot, r.lease_id, &r.token, 0, 1, &pin), VC_ERR_NOT_FOUND);
     /* Its entry is used again for another object: the lease must not take that one for its own. */
     cr_assert_eq(fx_register(&fx, 9, 0, 3, FX_FULL), VC_OK);
@@ -182,7 +175,7 @@ Test(store_damage, a_leased_record_that_turns_out_damaged_is_not_found_any_more)
     cr_assert_eq(cs_store_pin_leased(fx.store, boot, r.lease_id, &r.token, 0, 2, &pin), VC_OK);
     cs_store_unpin(fx.store, &pin);
     cr_assert_eq(cs_store_lease_release(fx.store, boot, r.lease_id, &r.token), VC_OK);
-    cr_assert_eq(stats_of(&fx).pinned_bytes, 0);
+    cr_assert_eq(fx_stats(&fx).pinned_bytes, 0);
     fx_fini(&fx);
 }
 
@@ -195,17 +188,17 @@ Test(store_damage, a_readers_report_is_checked_against_the_disk)
     cr_assert_eq(fx_pin(&fx, 1, 0, 0, &pin), VC_OK);
     cs_store_report_corrupt(fx.store, &pin); /* the wire was at fault: the disk is sound */
     cs_store_tick(fx.store);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 0);
     cr_assert_eq(fx_read(&fx, 1, 0, 0), VC_OK);
     fx_flip_byte(&fx, &pin, 9000);
     cs_store_report_corrupt(fx.store, &pin);
     cs_store_unpin(fx.store, &pin);
     cs_store_tick(fx.store);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 1);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 1);
     cr_assert_eq(fx_read(&fx, 1, 0, 0), VC_ERR_NOT_FOUND);
-    cr_assert_eq(stats_of(&fx).pinned_bytes, 0);
+    cr_assert_eq(fx_stats(&fx).pinned_bytes, 0);
     cs_store_count_wire_corrupt(fx.store);
-    cr_assert_eq(stats_of(&fx).corrupt_wire, 1);
+    cr_assert_eq(fx_stats(&fx).corrupt_wire, 1);
     fx_fini(&fx);
 }
 
@@ -223,7 +216,7 @@ Test(store_damage, a_segment_file_cut_short_loses_only_what_was_behind_the_cut)
     cr_assert_eq(fx_read(&fx, 1, 7, 0), VC_ERR_CORRUPT); /* while running: the read runs into the end */
     cr_assert_eq(fx_readable(&fx, 1, 6, 0), 6);
     cr_assert_eq(fx_reopen(&fx), VC_OK);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 3); /* 6, 8, 9; 7 was dropped before */
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 3); /* 6, 8, 9; 7 was dropped before */
     cr_assert_eq(fx_readable(&fx, 1, 10, 0), 6);
     cr_assert_eq(fx_register(&fx, 1, 0, 10, FX_FULL), VC_OK);
     cr_assert_eq(fx_readable(&fx, 1, 10, 0), 10);
@@ -247,7 +240,7 @@ Test(store_damage, a_missing_segment_file_costs_its_objects_only)
     cr_assert(vt_logcap_has("rows dropped at start n=5 reason=\"their segment file is missing\""), "%s",
               vt_logcap_text());
     vt_logcap_stop();
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 5);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 5);
     cr_assert_eq(fx_readable(&fx, 1, 5, 0), 0);
     cr_assert_eq(fx_readable(&fx, 1, 5, 1), 5);
     cr_assert_eq(fx_register(&fx, 1, 0, 5, FX_FULL), VC_OK);
@@ -283,7 +276,7 @@ Test(store_damage, a_read_error_is_no_corruption)
     cr_assert_eq(fx_read(&fx, 1, 0, 0), VC_OK);
     cr_assert_eq(cs_fault_arm("io.read:1:flip"), VC_OK);
     cr_assert_eq(fx_read(&fx, 1, 1, 0), VC_ERR_CORRUPT);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 1);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 1);
     cs_fault_arm(NULL);
     fx_fini(&fx);
 }
@@ -324,7 +317,7 @@ Test(store_damage, a_segment_that_cannot_be_opened_at_the_start_is_not_taken_for
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, &err), VC_OK, "%s", err.msg);
     cr_assert_eq(fx_readable(&fx, 1, 2, 0), 2);
     cr_assert_eq(fx_readable(&fx, 1, 2, 1), 2);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 0);
     fx_fini(&fx);
 }
 
@@ -399,7 +392,7 @@ static void survives(const char *fault)
     cr_assert_eq(fx_reopen(&fx), VC_OK);
     cr_assert_eq(fx_readable(&fx, 1, 2, 0), 2);
     cr_assert_eq(fx_readable(&fx, 3, 50, 0), 50);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 0, "%s", fault);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 0, "%s", fault);
     fx_fini(&fx);
 }
 
@@ -425,7 +418,7 @@ Test(store_damage, short_transfers_go_on_where_they_stopped)
     cr_assert_eq(fx_register(&fx, 2, 0, 5, FX_BOTH), VC_OK);
     cr_assert_eq(fx_readable(&fx, 2, 5, 0), 5);
     cr_assert_eq(fx_readable(&fx, 2, 5, 1), 5);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 0);
     cs_fault_arm(NULL);
     fx_fini(&fx);
 }

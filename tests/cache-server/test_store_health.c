@@ -13,13 +13,6 @@
 #include "fault.h"
 #include "steady.h"
 
-static cs_store_stats_t stats_of(fx_t *fx)
-{
-    cs_store_stats_t stats;
-    cs_store_get_stats(fx->store, &stats);
-    return stats;
-}
-
 static void open_on_disk(fx_t *fx, unsigned mib)
 {
     vc_err_t err = {0};
@@ -51,7 +44,7 @@ static void expect_sound(fx_t *fx, uint32_t new_seed)
     cr_assert_eq(fx_readable(fx, 1, 20, 0), 20);
     cr_assert_eq(fx_readable(fx, 1, 20, 1), 20);
     cr_assert_eq(fx_readable(fx, new_seed, 1, 0), 1);
-    cr_assert_eq(stats_of(fx).corrupt_disk, 0);
+    cr_assert_eq(fx_stats(fx).corrupt_disk, 0);
     cr_assert_leq(fx_du(fx), fx->opts.capacity_bytes);
 }
 
@@ -76,7 +69,7 @@ Test(store_health, a_start_on_a_full_disk_takes_writes_without_a_restart_once_th
     clear_disk(fx.dir);
     cr_assert_eq(tick_until(&fx, VC_OK, 2), VC_OK);
     cr_assert_not(cs_store_is_readonly(fx.store));
-    cr_assert_not(stats_of(&fx).readonly);
+    cr_assert_not(fx_stats(&fx).readonly);
     cr_assert_eq(access(path, F_OK), 0);
     expect_sound(&fx, 2);
     leave_disk(&fx);
@@ -101,7 +94,7 @@ Test(store_health, a_record_found_damaged_while_read_only_is_gone_for_good_when_
     cr_assert_eq(tick_until(&fx, VC_OK, 2), VC_OK);
     cr_assert_eq(fx_reopen(&fx), VC_OK);
     cr_assert_eq(fx_read(&fx, 1, 3, 0), VC_ERR_NOT_FOUND);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 0);
     leave_disk(&fx);
 }
 
@@ -134,7 +127,7 @@ Test(store_health, a_disk_that_turns_read_only_stops_writes_only_until_it_turns_
     cr_assert_eq(mount(disk, disk, NULL, MS_BIND, NULL), 0);
     cr_assert_eq(mount(NULL, disk, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY, NULL), 0);
     cr_assert_eq(tick_until(&fx, VC_ERR_READONLY, 2), VC_ERR_READONLY);
-    cr_assert(stats_of(&fx).readonly);
+    cr_assert(fx_stats(&fx).readonly);
     cr_assert_eq(fx_readable(&fx, 1, 20, 0), 20);
     cr_assert_eq(fx_lookup(&fx, 1, 20, true, &r), VC_OK);
     cr_assert_eq(r.n_blocks[1], 20);
@@ -189,7 +182,7 @@ Test(store_health, a_directory_that_was_moved_away_is_readable_and_writable_agai
     cr_assert_eq(fx_put(&fx, &info, 2, 0, 0), VC_OK);
     cr_assert_eq(fx_commit(&fx, &info), VC_ERR_READONLY); /* a restart would not find it */
     cr_assert_eq(fx_readable(&fx, 2, 1, 0), 0);
-    cr_assert(stats_of(&fx).readonly);
+    cr_assert(fx_stats(&fx).readonly);
     cr_assert_eq(fx_register(&fx, 3, 0, 1, FX_FULL), VC_ERR_READONLY);
     cr_assert_eq(fx_readable(&fx, 1, 20, 0), 20);
     cr_assert_eq(mkdir(fx.dir, 0700), 0); /* another directory in its place is none of ours */
@@ -224,7 +217,7 @@ Test(store_health, a_directory_that_was_removed_is_served_from_open_files_and_ta
     cr_assert_eq(fx_readable(&fx, 1, 20, 1), 20);
     cr_assert_eq(fx_reopen(&fx), VC_OK); /* empty, as the directory is */
     cr_assert_eq(fx_readable(&fx, 1, 20, 0), 0);
-    cr_assert_eq(stats_of(&fx).full.objects, 0);
+    cr_assert_eq(fx_stats(&fx).full.objects, 0);
     cr_assert_eq(fx_register(&fx, 1, 0, 20, FX_BOTH), VC_OK);
     fx_fini(&fx);
 }
@@ -270,7 +263,7 @@ Test(store_health, a_segment_file_removed_under_the_store_takes_no_more_commits)
     cr_assert_eq(fx_readable(&fx, 1, 5, 0), 5);
     cr_assert_eq(fx_reopen(&fx), VC_OK);
     cr_assert_eq(fx_readable(&fx, 1, 5, 0), 0);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 5);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 5);
     cr_assert_eq(fx_readable(&fx, 2, 1, 0), 1);
     fx_fini(&fx);
 }
@@ -377,23 +370,23 @@ Test(store_health, leases_and_uploads_end_in_time_though_the_clock_stepped_back)
     uint64_t start_us = fx.clock.now_us, step_us = (uint64_t)fx.opts.lease_ms * 500;
     fx.clock.now_us = start_us - 900000000; /* a quarter of an hour */
     cs_store_tick(fx.store);
-    cr_assert_eq(stats_of(&fx).leases_open, 1);
+    cr_assert_eq(fx_stats(&fx).leases_open, 1);
     cr_assert_eq(cs_store_lease_renew(fx.store, cs_store_boot_id(fx.store), r.lease_id, &r.token, 0, &start_us), VC_OK);
     vc_fake_clock_advance(&fx.clock, step_us);
     cs_store_tick(fx.store);
-    cr_assert_eq(stats_of(&fx).leases_open, 1);
+    cr_assert_eq(fx_stats(&fx).leases_open, 1);
     vc_fake_clock_advance(&fx.clock, step_us + 1000000);
     cs_store_tick(fx.store);
-    cr_assert_eq(stats_of(&fx).leases_open, 0);
-    cr_assert_eq(stats_of(&fx).leases_expired, 1);
-    cr_assert_eq(stats_of(&fx).pinned_bytes, 0);
+    cr_assert_eq(fx_stats(&fx).leases_open, 0);
+    cr_assert_eq(fx_stats(&fx).leases_expired, 1);
+    cr_assert_eq(fx_stats(&fx).pinned_bytes, 0);
     vc_fake_clock_advance(&fx.clock, (uint64_t)fx.opts.upload_ms * 1000);
     cs_store_tick(fx.store);
-    cr_assert_eq(stats_of(&fx).uploads_open, 0);
+    cr_assert_eq(fx_stats(&fx).uploads_open, 0);
     /* Eviction compares ages: it goes on choosing. */
     fx.clock.now_us -= 600000000;
-    for (uint32_t seed = 100; stats_of(&fx).evictions < 20 && seed < 2000; seed++)
+    for (uint32_t seed = 100; fx_stats(&fx).evictions < 20 && seed < 2000; seed++)
         cr_assert_eq(fx_register(&fx, seed, 0, 100, FX_FULL), VC_OK);
-    cr_assert_geq(stats_of(&fx).evictions, 20);
+    cr_assert_geq(fx_stats(&fx).evictions, 20);
     fx_fini(&fx);
 }

@@ -3,18 +3,11 @@
 
 #include "store_fixture.h"
 
-static cs_store_stats_t stats_of(fx_t *fx)
-{
-    cs_store_stats_t stats;
-    cs_store_get_stats(fx->store, &stats);
-    return stats;
-}
-
 /* Writes until the store has evicted n segments more. */
 static void storm(fx_t *fx, uint64_t n)
 {
-    uint64_t until = stats_of(fx).evictions + n;
-    for (uint32_t seed = 1000; stats_of(fx).evictions < until; seed++)
+    uint64_t until = fx_stats(fx).evictions + n;
+    for (uint32_t seed = 1000; fx_stats(fx).evictions < until; seed++)
         cr_assert_eq(fx_register(fx, seed, 0, 30, FX_FULL), VC_OK);
 }
 
@@ -29,7 +22,7 @@ Test(store_leases, leased_objects_survive_an_eviction_storm_and_go_after_release
     cr_assert_eq(fx_lookup(&fx, 1, 10, true, &r), VC_OK);
     cr_assert_eq(r.n_blocks[0], 10);
     cr_assert_neq(r.lease_id, 0);
-    cr_assert_eq(stats_of(&fx).pinned_bytes, r.n_bytes[0]);
+    cr_assert_eq(fx_stats(&fx).pinned_bytes, r.n_bytes[0]);
     storm(&fx, 30);
     cs_buf_t *buf = cs_bufpool_get(fx.pool), *want = cs_bufpool_get(fx.pool);
     for (uint32_t b = 0; b < 10; b++) {
@@ -43,13 +36,13 @@ Test(store_leases, leased_objects_survive_an_eviction_storm_and_go_after_release
     cs_bufpool_put(fx.pool, buf);
     cs_bufpool_put(fx.pool, want);
     cr_assert_eq(cs_store_lease_release(fx.store, cs_store_boot_id(fx.store), r.lease_id, &r.token), VC_OK);
-    cr_assert_eq(stats_of(&fx).pinned_bytes, 0);
-    cr_assert_eq(stats_of(&fx).leases_open, 0);
+    cr_assert_eq(fx_stats(&fx).pinned_bytes, 0);
+    cr_assert_eq(fx_stats(&fx).leases_open, 0);
     storm(&fx, 60);
     cr_assert_eq(fx_lookup(&fx, 1, 10, true, &r), VC_OK);
     cr_assert_eq(r.n_blocks[0], 0);
     cr_assert_eq(r.miss[0], CS_MISS_EVICTED);
-    cr_assert_eq(stats_of(&fx).miss_evicted, 1);
+    cr_assert_eq(fx_stats(&fx).miss_evicted, 1);
     fx_fini(&fx);
 }
 
@@ -75,12 +68,12 @@ Test(store_leases, a_lease_ends_at_its_time_and_a_renewal_moves_it)
     cr_assert_eq(cs_store_pin_leased(fx.store, boot, r.lease_id, &r.token, 0, 0, &second), VC_ERR_STALE);
     cr_assert_eq(cs_store_lease_renew(fx.store, boot, r.lease_id, &r.token, 5000, &expires), VC_ERR_STALE);
     cs_store_tick(fx.store);
-    cr_assert_eq(stats_of(&fx).leases_open, 0);
-    cr_assert_eq(stats_of(&fx).leases_expired, 1);
-    cr_assert_eq(stats_of(&fx).stale_leases, 2);
-    cr_assert_eq(stats_of(&fx).pinned_bytes, pin.bytes); /* the pin outlives the lease */
+    cr_assert_eq(fx_stats(&fx).leases_open, 0);
+    cr_assert_eq(fx_stats(&fx).leases_expired, 1);
+    cr_assert_eq(fx_stats(&fx).stale_leases, 2);
+    cr_assert_eq(fx_stats(&fx).pinned_bytes, pin.bytes); /* the pin outlives the lease */
     cs_store_unpin(fx.store, &pin);
-    cr_assert_eq(stats_of(&fx).pinned_bytes, 0);
+    cr_assert_eq(fx_stats(&fx).pinned_bytes, 0);
     fx_fini(&fx);
 }
 
@@ -99,7 +92,7 @@ Test(store_leases, a_lease_from_before_a_restart_is_stale)
     cr_assert_eq(again.lease_id, r.lease_id); /* the same number; the boot id tells them apart */
     cr_assert_eq(cs_store_pin_leased(fx.store, boot, r.lease_id, &r.token, 0, 0, &pin), VC_ERR_STALE);
     cr_assert_eq(cs_store_lease_release(fx.store, boot, r.lease_id, &r.token), VC_ERR_STALE);
-    cr_assert_eq(stats_of(&fx).leases_open, 1);
+    cr_assert_eq(fx_stats(&fx).leases_open, 1);
     fx_fini(&fx);
 }
 
@@ -141,12 +134,12 @@ Test(store_leases, leases_are_bounded_and_a_miss_takes_none)
     for (int i = 0; i < 3; i++)
         cr_assert_eq(fx_lookup(&fx, 1, 3, true, &r), VC_OK);
     cr_assert_eq(fx_lookup(&fx, 1, 3, false, &r), VC_OK); /* none wanted */
-    cs_store_stats_t before = stats_of(&fx);
+    cs_store_stats_t before = fx_stats(&fx);
     cr_assert_eq(fx_lookup(&fx, 1, 3, true, &r), VC_ERR_BUSY);
-    cr_assert_eq(stats_of(&fx).full.lookups, before.full.lookups); /* refused, not counted */
+    cr_assert_eq(fx_stats(&fx).full.lookups, before.full.lookups); /* refused, not counted */
     vc_fake_clock_advance(&fx.clock, (uint64_t)fx.opts.lease_ms * 1000);
     cs_store_tick(fx.store);
-    cr_assert_eq(stats_of(&fx).pinned_bytes, 0);
+    cr_assert_eq(fx_stats(&fx).pinned_bytes, 0);
     cr_assert_eq(fx_lookup(&fx, 1, 3, true, &r), VC_OK);
     fx_fini(&fx);
 }
@@ -184,7 +177,7 @@ Test(store_leases, a_store_full_of_leased_objects_refuses_puts_and_recovers)
     for (; n < 1000 && (status = fx_register(&fx, n, 0, 30, FX_FULL)) == VC_OK; n++)
         cr_assert_eq(fx_lookup(&fx, n, 30, true, &r), VC_OK);
     cr_assert_eq(status, VC_ERR_NOSPACE);
-    cr_assert_gt(stats_of(&fx).put_rejected, 0);
+    cr_assert_gt(fx_stats(&fx).put_rejected, 0);
     for (uint32_t seed = 0; seed < n; seed++)
         cr_assert_eq(fx_readable(&fx, seed, 30, 0), 30);
     vc_fake_clock_advance(&fx.clock, (uint64_t)fx.opts.lease_ms * 1000);

@@ -9,13 +9,6 @@
 
 #include "store_fixture.h"
 
-static cs_store_stats_t stats_of(fx_t *fx)
-{
-    cs_store_stats_t stats;
-    cs_store_get_stats(fx->store, &stats);
-    return stats;
-}
-
 static void start(fx_t *fx)
 {
     fx_init(fx, 30); /* 124 KiB a record */
@@ -44,8 +37,8 @@ static vc_status_t by_tip(fx_t *fx, chain_fn fn, uint32_t seed, uint32_t n, cons
 
 static void flood(fx_t *fx, uint32_t base)
 {
-    uint64_t before = stats_of(fx).full.evicted_objects;
-    for (uint32_t seed = base; stats_of(fx).full.evicted_objects < before + 1500; seed++) {
+    uint64_t before = fx_stats(fx).full.evicted_objects;
+    for (uint32_t seed = base; fx_stats(fx).full.evicted_objects < before + 1500; seed++) {
         cr_assert_lt(seed, base + 1000);
         cr_assert_eq(fx_register(fx, seed, 0, 8, FX_FULL), VC_OK);
     }
@@ -83,21 +76,21 @@ Test(store_pins, pinned_chains_outlive_floods_and_restarts)
     cr_assert_eq(fx_register(&fx, 2, 0, 10, FX_FULL), VC_OK);
     cr_assert_eq(by_tip(&fx, cs_store_pin_prefix, 1, 10, NULL, &sum), VC_OK);
     cr_assert_eq(sum.n_objects, 20);
-    cr_assert_eq(stats_of(&fx).kept_objects, 20);
-    cr_assert_eq(stats_of(&fx).kept_bytes, sum.n_bytes);
+    cr_assert_eq(fx_stats(&fx).kept_objects, 20);
+    cr_assert_eq(fx_stats(&fx).kept_bytes, sum.n_bytes);
     flood(&fx, 1000);
     cr_assert_eq(fx_readable(&fx, 1, 10, 0), 10);
     cr_assert_eq(fx_readable(&fx, 1, 10, 1), 10);
     cr_assert_eq(fx_readable(&fx, 2, 10, 0), 0);
     cr_assert_eq(fx_reopen(&fx), VC_OK);
-    cr_assert_eq(stats_of(&fx).kept_objects, 20);
+    cr_assert_eq(fx_stats(&fx).kept_objects, 20);
     flood(&fx, 3000);
     cr_assert_eq(fx_readable(&fx, 1, 10, 0), 10);
     cr_assert_eq(by_tip(&fx, cs_store_unpin_prefix, 1, 10, NULL, &sum), VC_OK);
     cr_assert_eq(sum.n_objects, 20);
-    cr_assert_eq(stats_of(&fx).kept_bytes, 0);
+    cr_assert_eq(fx_stats(&fx).kept_bytes, 0);
     cr_assert_eq(fx_reopen(&fx), VC_OK);
-    cr_assert_eq(stats_of(&fx).kept_objects, 0);
+    cr_assert_eq(fx_stats(&fx).kept_objects, 0);
     flood(&fx, 5000);
     cr_assert_eq(fx_readable(&fx, 1, 10, 0), 0);
     fx_fini(&fx);
@@ -113,9 +106,9 @@ Test(store_pins, a_pin_is_of_one_column_where_one_is_named_and_counts_once)
     cr_assert_eq(sum.n_objects, 4);
     cr_assert_eq(by_hashes(&fx, cs_store_pin_prefix, 1, 6, &sum), VC_OK);
     cr_assert_eq(sum.n_objects, 12);
-    cr_assert_eq(stats_of(&fx).kept_objects, 12);
+    cr_assert_eq(fx_stats(&fx).kept_objects, 12);
     cr_assert_eq(by_hashes(&fx, cs_store_pin_prefix, 1, 6, &sum), VC_OK);
-    cr_assert_eq(stats_of(&fx).kept_objects, 12);
+    cr_assert_eq(fx_stats(&fx).kept_objects, 12);
     cr_assert_eq(by_tip(&fx, cs_store_pin_prefix, 9, 4, NULL, &sum), VC_ERR_NOT_FOUND);
     cr_assert_eq(by_hashes(&fx, cs_store_delete, 9, 4, &sum), VC_ERR_NOT_FOUND);
     cs_chain_ref_t other = {.keyspace = {{1}}};
@@ -142,9 +135,9 @@ Test(store_pins, more_than_half_of_the_room_is_not_pinned)
     cs_chain_ref_t ref = {.keyspace = fx.ks_id, .tip = &hashes[99]};
     cr_assert_eq(cs_store_pin_prefix(fx.store, &ref, &sum, &err), VC_ERR_NOSPACE);
     cr_assert_not_null(strstr(err.msg, "half"));
-    cr_assert_eq(stats_of(&fx).kept_objects, 300);
+    cr_assert_eq(fx_stats(&fx).kept_objects, 300);
     flood(&fx, 1000); /* there is room for writers still */
-    cr_assert_eq(stats_of(&fx).put_rejected, 0);
+    cr_assert_eq(fx_stats(&fx).put_rejected, 0);
     for (uint32_t seed = 1; seed <= 3; seed++)
         cr_assert_eq(fx_readable(&fx, seed, 100, 0), 100);
     fx_fini(&fx);
@@ -164,7 +157,7 @@ Test(store_pins, what_was_deleted_is_gone_for_leases_and_after_a_restart)
     cr_assert_eq(fx_pin(&fx, 1, 0, 0, &running), VC_OK);
     cr_assert_eq(by_hashes(&fx, cs_store_delete, 1, 10, &sum), VC_OK);
     cr_assert_eq(sum.n_objects, 10);
-    cr_assert_eq(stats_of(&fx).kept_objects, 0);
+    cr_assert_eq(fx_stats(&fx).kept_objects, 0);
     cr_assert_eq(cs_store_pin_leased(fx.store, cs_store_boot_id(fx.store), r.lease_id, &r.token, 0, 0, &pin),
                  VC_ERR_NOT_FOUND);
     cs_buf_t *buf = cs_bufpool_wait(fx.pool, 60000);
@@ -172,11 +165,11 @@ Test(store_pins, what_was_deleted_is_gone_for_leases_and_after_a_restart)
     cs_bufpool_put(fx.pool, buf);
     cs_store_unpin(fx.store, &running);
     cr_assert_eq(cs_store_lease_release(fx.store, cs_store_boot_id(fx.store), r.lease_id, &r.token), VC_OK);
-    cr_assert_eq(stats_of(&fx).pinned_bytes, 0);
+    cr_assert_eq(fx_stats(&fx).pinned_bytes, 0);
     cr_assert_eq(fx_reopen(&fx), VC_OK);
     cr_assert_eq(fx_readable(&fx, 1, 10, 0), 0);
     cr_assert_eq(fx_readable(&fx, 2, 10, 0), 10);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 0);
     cr_assert_eq(fx_register(&fx, 1, 0, 10, FX_FULL), VC_OK); /* and may come back */
     cr_assert_eq(fx_readable(&fx, 1, 10, 0), 10);
     flood(&fx, 1000);
@@ -195,10 +188,10 @@ Test(store_pins, a_damaged_record_loses_its_pin)
     cs_store_unpin(fx.store, &pin);
     fx_flip_byte(&fx, &pin, 5000);
     cr_assert_eq(fx_read(&fx, 1, 2, 0), VC_ERR_CORRUPT);
-    cr_assert_eq(stats_of(&fx).kept_objects, 2);
+    cr_assert_eq(fx_stats(&fx).kept_objects, 2);
     cr_assert_eq(fx_register(&fx, 1, 0, 3, FX_FULL), VC_OK);
     cr_assert_eq(fx_reopen(&fx), VC_OK);
-    cr_assert_eq(stats_of(&fx).kept_objects, 2); /* the new copy was never pinned */
+    cr_assert_eq(fx_stats(&fx).kept_objects, 2); /* the new copy was never pinned */
     cr_assert_eq(fx_readable(&fx, 1, 3, 0), 3);
     fx_fini(&fx);
 }
@@ -214,7 +207,7 @@ Test(store_pins, deletes_orphan_the_blocks_behind_and_those_go_first)
     fx_hashes(&fx, 12, 40, hashes);
     cs_chain_ref_t root = {.keyspace = fx.ks_id, .hashes = hashes, .n_hashes = 1};
     cr_assert_eq(cs_store_delete(fx.store, &root, &sum, NULL), VC_OK);
-    for (uint32_t seed = 100; stats_of(&fx).full.evicted_objects < 39; seed++)
+    for (uint32_t seed = 100; fx_stats(&fx).full.evicted_objects < 39; seed++)
         cr_assert_eq(fx_register(&fx, seed, 0, 8, FX_FULL), VC_OK);
     cs_pin_t pin;
     for (uint32_t b = 1; b < 40; b++)
@@ -229,16 +222,16 @@ Test(store_pins, use_counts_outlive_a_restart_and_a_lookup_writes_nothing)
     start(&fx);
     for (uint32_t seed = 1; seed <= 60; seed++)
         cr_assert_eq(fx_register(&fx, seed, 0, 8, FX_FULL), VC_OK);
-    uint64_t batches = stats_of(&fx).commit_batches;
+    uint64_t batches = fx_stats(&fx).commit_batches;
     for (int i = 0; i < 20; i++) {
         for (uint32_t seed = 1; seed <= 60; seed += 6) {
             cr_assert_eq(fx_lookup(&fx, seed, 8, true, &r), VC_OK);
             cr_assert_eq(cs_store_lease_release(fx.store, cs_store_boot_id(fx.store), r.lease_id, &r.token), VC_OK);
         }
     }
-    cr_assert_eq(stats_of(&fx).commit_batches, batches);
+    cr_assert_eq(fx_stats(&fx).commit_batches, batches);
     cr_assert_eq(fx_reopen(&fx), VC_OK);
-    for (uint32_t seed = 100; stats_of(&fx).full.evicted_objects < 380; seed++)
+    for (uint32_t seed = 100; fx_stats(&fx).full.evicted_objects < 380; seed++)
         cr_assert_eq(fx_register(&fx, seed, 0, 8, FX_FULL), VC_OK);
     uint32_t used = 0, others = 0;
     for (uint32_t seed = 1; seed <= 60; seed++) {

@@ -13,13 +13,6 @@
 #include "keyspace_file.h"
 #include "support/logcap.h"
 
-static cs_store_stats_t stats_of(fx_t *fx)
-{
-    cs_store_stats_t stats;
-    cs_store_get_stats(fx->store, &stats);
-    return stats;
-}
-
 static void open_with(fx_t *fx, uint32_t n_layer)
 {
     vc_err_t err = {0};
@@ -113,7 +106,7 @@ static void expect_whole(fx_t *fx, uint32_t n_seeds, bool rebuilt)
     vc_err_t err = {0};
     cs_lookup_result_t r;
     cr_assert_eq(fx_open(fx, CS_IO_AUTO, &err), VC_OK, "%s", err.msg);
-    cr_assert_eq(stats_of(fx).rebuilt_objects != 0, rebuilt);
+    cr_assert_eq(fx_stats(fx).rebuilt_objects != 0, rebuilt);
     for (int pass = 0; pass < 2; pass++) {
         for (uint32_t seed = 1; seed <= n_seeds; seed++) {
             cr_assert_eq(fx_readable(fx, seed, 3, 0), 3, "seed %u", seed);
@@ -121,11 +114,11 @@ static void expect_whole(fx_t *fx, uint32_t n_seeds, bool rebuilt)
         }
         cr_assert_eq(fx_lookup(fx, 1, 3, true, &r), VC_OK);
         cr_assert_eq(r.n_blocks[0], 3);
-        cr_assert_eq(stats_of(fx).corrupt_disk, 0);
+        cr_assert_eq(fx_stats(fx).corrupt_disk, 0);
         cr_assert_eq(fx_register(fx, 900 + (uint32_t)pass, 0, 3, FX_BOTH), VC_OK);
         expect_clean(fx);
         cr_assert_eq(fx_reopen(fx), VC_OK);
-        cr_assert_eq(stats_of(fx).rebuilt_objects, 0);
+        cr_assert_eq(fx_stats(fx).rebuilt_objects, 0);
         cr_assert_eq(fx_readable(fx, 900 + (uint32_t)pass, 3, 0), 3);
     }
 }
@@ -187,7 +180,7 @@ Test(store_rebuild, a_log_that_ends_in_the_middle_of_a_record_is_what_a_kill_lea
     }
     closedir(list);
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
-    cr_assert_eq(stats_of(&fx).rebuilt_objects, 0);
+    cr_assert_eq(fx_stats(&fx).rebuilt_objects, 0);
     for (uint32_t seed = 1; seed < 40; seed++) /* the last commit lost its row, as if it had not been answered yet */
         cr_assert_eq(fx_readable(&fx, seed, 3, 0), 3);
     fx_fini(&fx);
@@ -205,7 +198,7 @@ Test(store_rebuild, a_start_says_what_it_made_anew)
     cr_assert(vt_logcap_has("catalog made anew records=30 "), "%s", vt_logcap_text());
     cr_assert(vt_logcap_has("dropped_damaged=0 dropped_unknown_keyspace=0"), "%s", vt_logcap_text());
     vt_logcap_stop();
-    cr_assert_eq(stats_of(&fx).rebuilt_objects, 30);
+    cr_assert_eq(fx_stats(&fx).rebuilt_objects, 30);
     fx_fini(&fx);
 }
 
@@ -245,12 +238,12 @@ Test(store_rebuild, earlier_lives_of_a_segment_cost_no_byte_and_no_room)
     fx.opts.capacity_bytes = (uint64_t)64 << 20;
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
     uint32_t seed = 0;
-    for (; stats_of(&fx).evictions < 30; seed++)
+    for (; fx_stats(&fx).evictions < 30; seed++)
         cr_assert_eq(fx_register(&fx, seed, 0, 20, seed % 3 ? FX_BOTH : FX_FULL), VC_OK);
     fx_close(&fx);
     cr_assert_gt(each_file(&fx, "MANIFEST-", "", cut_short), 0);
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
-    cr_assert_gt(stats_of(&fx).rebuilt_objects, 0);
+    cr_assert_gt(fx_stats(&fx).rebuilt_objects, 0);
     for (int pass = 0; pass < 2; pass++) {
         uint32_t right = 0;
         for (uint32_t k = 0; k < seed; k++) {
@@ -262,15 +255,15 @@ Test(store_rebuild, earlier_lives_of_a_segment_cost_no_byte_and_no_room)
                 }
             }
         }
-        cr_assert_eq(right, stats_of(&fx).full.objects + stats_of(&fx).compressed.objects);
+        cr_assert_eq(right, fx_stats(&fx).full.objects + fx_stats(&fx).compressed.objects);
         cr_assert_eq(fx_readable(&fx, seed - 1, 20, 0), 20);
-        cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+        cr_assert_eq(fx_stats(&fx).corrupt_disk, 0);
         expect_clean(&fx);
         if (pass == 0) { /* and they are evicted like all others */
-            uint32_t evictions = (uint32_t)stats_of(&fx).evictions, last = seed + 400;
-            for (; stats_of(&fx).evictions < evictions + 20 && seed < last; seed++)
+            uint32_t evictions = (uint32_t)fx_stats(&fx).evictions, last = seed + 400;
+            for (; fx_stats(&fx).evictions < evictions + 20 && seed < last; seed++)
                 cr_assert_eq(fx_register(&fx, seed, 0, 20, FX_BOTH), VC_OK);
-            cr_assert_geq(stats_of(&fx).evictions, evictions + 20);
+            cr_assert_geq(fx_stats(&fx).evictions, evictions + 20);
         }
     }
     fx_fini(&fx);
@@ -315,7 +308,7 @@ static void pin_and_damage(fx_t *fx)
     fx_hashes(fx, 1, 3, hashes);
     cs_chain_ref_t ref = {.keyspace = fx->ks_id, .hashes = hashes, .n_hashes = 3};
     cr_assert_eq(cs_store_pin_prefix(fx->store, &ref, &sum, NULL), VC_OK);
-    cr_assert_eq(stats_of(fx).kept_objects, 3);
+    cr_assert_eq(fx_stats(fx).kept_objects, 3);
     fx_close(fx); /* flushed: the rows are in tables */
     cr_assert_eq(fx_open(fx, CS_IO_AUTO, NULL), VC_OK);
     cr_assert_eq(fx_register(fx, 2, 0, 3, FX_FULL), VC_OK);
@@ -329,9 +322,9 @@ Test(store_rebuild, what_was_pinned_stays_pinned_where_the_old_catalog_can_be_re
     fx_init(&fx, 3);
     pin_and_damage(&fx);
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
-    cr_assert_gt(stats_of(&fx).rebuilt_objects, 0);
-    cr_assert_eq(stats_of(&fx).kept_objects, 3);
-    cr_assert_eq(stats_of(&fx).kept_bytes, 3 * (1 + 3) * 4096);
+    cr_assert_gt(fx_stats(&fx).rebuilt_objects, 0);
+    cr_assert_eq(fx_stats(&fx).kept_objects, 3);
+    cr_assert_eq(fx_stats(&fx).kept_bytes, 3 * (1 + 3) * 4096);
     cr_assert_eq(fx_readable(&fx, 1, 3, 0), 3);
     fx_fini(&fx);
 }
@@ -489,8 +482,8 @@ Test(store_rebuild, killed_while_catalogs_change_places_the_pins_are_in_the_new_
     int status = fx_in_child(&fx, open_armed, "rebuild.swap:1:kill");
     cr_assert(was_killed(status), "%d", status);
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
-    cr_assert_eq(stats_of(&fx).rebuilt_objects, 0); /* it was there already */
-    cr_assert_eq(stats_of(&fx).kept_objects, 3);
+    cr_assert_eq(fx_stats(&fx).rebuilt_objects, 0); /* it was there already */
+    cr_assert_eq(fx_stats(&fx).kept_objects, 3);
     cr_assert_eq(fx_readable(&fx, 1, 3, 0), 3);
     expect_clean(&fx);
     fx_fini(&fx);
@@ -527,7 +520,7 @@ Test(store_rebuild, a_page_that_cannot_be_read_costs_its_record_only)
     cr_assert_eq(cs_fault_arm(fault), VC_OK);
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
     cs_fault_arm(NULL);
-    cr_assert_eq(stats_of(&fx).rebuilt_objects, 19);
+    cr_assert_eq(fx_stats(&fx).rebuilt_objects, 19);
     cr_assert_eq(fx_read(&fx, 1, 0, 0), VC_ERR_NOT_FOUND);
     cr_assert_eq(fx_read(&fx, 1, 1, 0), VC_OK);
     fx_fini(&fx);

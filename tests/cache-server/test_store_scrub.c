@@ -18,13 +18,6 @@ static cs_scrub_info_t info_of(fx_t *fx)
     return info;
 }
 
-static cs_store_stats_t stats_of(fx_t *fx)
-{
-    cs_store_stats_t stats;
-    cs_store_get_stats(fx->store, &stats);
-    return stats;
-}
-
 static void open_with(fx_t *fx, uint64_t rate)
 {
     vc_err_t err = {0};
@@ -71,7 +64,7 @@ Test(store_scrub, a_pass_reads_every_record_at_its_rate)
     cr_assert_eq(info.corrupt, 0);
     cr_assert_geq(info.last_pass_ms, 24000);
     cr_assert_eq(info.last_pass_s, vc_clock_wall_us(&fx.clock.clock) / SECOND);
-    cr_assert_eq(stats_of(&fx).pinned_bytes, 0);
+    cr_assert_eq(fx_stats(&fx).pinned_bytes, 0);
     fx_fini(&fx);
 }
 
@@ -92,7 +85,7 @@ Test(store_scrub, damage_is_dropped_and_counted_before_a_reader_meets_it)
     run_pass(&fx, 1);
     cr_assert_eq(info_of(&fx).pass_corrupt, 4);
     cr_assert_eq(info_of(&fx).corrupt, 4);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 4);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 4);
     for (uint32_t i = 0; i < 4; i++)
         cr_assert_eq(fx_read(&fx, 1, where[i][0], where[i][1]), VC_ERR_NOT_FOUND);
     cr_assert_eq(fx_lookup(&fx, 1, 20, false, &r), VC_OK);
@@ -134,8 +127,8 @@ Test(store_scrub, leaves_no_mark_on_what_eviction_goes_by)
     cs_entry_t *after = copy_entries(&fx, &n_after);
     cr_assert_eq(n, n_after);
     cr_assert_eq(memcmp(before, after, n * sizeof(*before)), 0);
-    cr_assert_eq(stats_of(&fx).full.read_bytes, 0);
-    cr_assert_eq(stats_of(&fx).full.hit_blocks, 0);
+    cr_assert_eq(fx_stats(&fx).full.read_bytes, 0);
+    cr_assert_eq(fx_stats(&fx).full.hit_blocks, 0);
     free(before);
     free(after);
     fx_fini(&fx);
@@ -153,13 +146,13 @@ Test(store_scrub, objects_that_come_and_go_meanwhile_do_no_harm)
         tick(&fx, SECOND / 4);
         cr_assert_eq(fx_register(&fx, seed, 0, 60, FX_FULL), VC_OK);
     }
-    cr_assert_gt(stats_of(&fx).full.evicted_objects, 1000);
-    cr_assert_gt(stats_of(&fx).evictions, 0); /* segments were emptied or cleaned under it */
+    cr_assert_gt(fx_stats(&fx).full.evicted_objects, 1000);
+    cr_assert_gt(fx_stats(&fx).evictions, 0); /* segments were emptied or cleaned under it */
     run_pass(&fx, 1);
     cr_assert_eq(info_of(&fx).corrupt, 0);
     cr_assert_eq(info_of(&fx).errors, 0);
     cr_assert_gt(info_of(&fx).pass_objects, 1000);
-    cr_assert_eq(stats_of(&fx).pinned_bytes, 0);
+    cr_assert_eq(fx_stats(&fx).pinned_bytes, 0);
     cr_assert_eq(fx_readable(&fx, 199, 60, 0), 60);
     fx_fini(&fx);
 }
@@ -172,7 +165,7 @@ Test(store_scrub, objects_that_are_moved_meanwhile_are_not_taken_for_damage)
     cs_lookup_result_t r;
     open_with(&fx, 0);
     cr_assert_eq(cs_store_scrub_start(fx.store, 32 * RECORD, NULL), VC_OK);
-    for (uint32_t round = 0; round < 200 && stats_of(&fx).moved_bytes == 0; round++) {
+    for (uint32_t round = 0; round < 200 && fx_stats(&fx).moved_bytes == 0; round++) {
         /* Some are asked for again and again, so that their segments hold survivors among what is given up. */
         for (uint32_t seed = 0; seed < 8; seed++) {
             cr_assert_eq(fx_register(&fx, seed, 0, 4, FX_FULL), VC_OK);
@@ -183,14 +176,14 @@ Test(store_scrub, objects_that_are_moved_meanwhile_are_not_taken_for_damage)
         }
         tick(&fx, SECOND);
     }
-    cr_assert_gt(stats_of(&fx).moved_bytes, 0);
+    cr_assert_gt(fx_stats(&fx).moved_bytes, 0);
     run_pass(&fx, 1);
     cr_assert_eq(cs_store_scrub_start(fx.store, 0, NULL), VC_OK);
     run_pass(&fx, 2);
     cr_assert_eq(info_of(&fx).pass_objects, info_of(&fx).pass_objects_total);
     cr_assert_eq(info_of(&fx).corrupt, 0);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
-    cr_assert_eq(stats_of(&fx).pinned_bytes, 0);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 0);
+    cr_assert_eq(fx_stats(&fx).pinned_bytes, 0);
     fx_fini(&fx);
 }
 
@@ -351,7 +344,7 @@ Test(store_scrub, a_read_that_the_disk_refuses_is_counted_and_costs_no_record)
     run_pass(&fx, 1);
     cr_assert_eq(info_of(&fx).pass_errors, 18);
     cr_assert_eq(info_of(&fx).corrupt, 0);
-    cr_assert_eq(stats_of(&fx).corrupt_disk, 0);
+    cr_assert_eq(fx_stats(&fx).corrupt_disk, 0);
     cr_assert_eq(fx_readable(&fx, 1, 20, 0), 20);
     cr_assert_eq(cs_fault_arm("scrub.read:1:flip"), VC_OK);
     cr_assert_eq(cs_store_scrub_start(fx.store, 0, NULL), VC_OK);

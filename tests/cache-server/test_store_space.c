@@ -9,13 +9,6 @@
 #include "disk_fixture.h"
 #include "vc/log.h"
 
-static cs_store_stats_t stats_of(fx_t *fx)
-{
-    cs_store_stats_t stats;
-    cs_store_get_stats(fx->store, &stats);
-    return stats;
-}
-
 Test(store_space, the_directory_never_exceeds_the_capacity)
 {
     fx_t fx;
@@ -25,14 +18,14 @@ Test(store_space, the_directory_never_exceeds_the_capacity)
     uint64_t written = 0, peak = 0;
     for (uint32_t seed = 0; written < 5 * fx.opts.capacity_bytes; seed++) {
         cr_assert_eq(fx_register(&fx, seed, 0, 25, seed % 3 ? FX_BOTH : FX_COMPRESSED), VC_OK);
-        cs_store_stats_t stats = stats_of(&fx);
+        cs_store_stats_t stats = fx_stats(&fx);
         written = stats.full.put_bytes + stats.compressed.put_bytes;
         uint64_t now = fx_du(&fx);
         peak = now > peak ? now : peak;
         cr_assert_leq(now, fx.opts.capacity_bytes);
         cr_assert_leq(stats.used_bytes, fx.opts.capacity_bytes);
     }
-    cs_store_stats_t stats = stats_of(&fx);
+    cs_store_stats_t stats = fx_stats(&fx);
     cr_assert_gt(stats.evictions, 0);
     cr_assert_gt(stats.full.evicted_objects, 0);
     cr_assert_eq(stats.put_rejected, 0);
@@ -62,9 +55,9 @@ Test(store_space, full_copies_go_before_compressed_ones)
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
     cr_assert_eq(fx_register(&fx, 1, 0, 100, FX_COMPRESSED), VC_OK);
     /* Not for ever: a compressed copy that nobody asked for while the store turned over goes, too. */
-    for (uint32_t seed = 100; stats_of(&fx).full.evicted_objects < 60; seed++)
+    for (uint32_t seed = 100; fx_stats(&fx).full.evicted_objects < 60; seed++)
         cr_assert_eq(fx_register(&fx, seed, 0, 25, FX_FULL), VC_OK);
-    cr_assert_eq(stats_of(&fx).compressed.evicted_objects, 0);
+    cr_assert_eq(fx_stats(&fx).compressed.evicted_objects, 0);
     cr_assert_eq(fx_readable(&fx, 1, 100, 1), 100);
     fx_fini(&fx);
 }
@@ -77,7 +70,7 @@ Test(store_space, the_chain_in_use_outlives_those_nobody_asks_for)
     fx.opts.capacity_bytes = (uint64_t)80 << 20;
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
     cr_assert_eq(fx_register(&fx, 1, 0, 33, FX_FULL), VC_OK); /* about one segment */
-    for (uint32_t seed = 100; stats_of(&fx).evictions < 20; seed++) {
+    for (uint32_t seed = 100; fx_stats(&fx).evictions < 20; seed++) {
         cr_assert_eq(fx_register(&fx, seed, 0, 33, FX_FULL), VC_OK);
         cr_assert_eq(fx_lookup(&fx, 1, 33, true, &r), VC_OK); /* a probe would be no use */
         cr_assert_eq(cs_store_lease_release(fx.store, cs_store_boot_id(fx.store), r.lease_id, &r.token), VC_OK);
@@ -98,7 +91,7 @@ Test(store_space, objects_of_open_uploads_are_not_evicted)
     cr_assert_eq(fx_begin(&fx, 1, 0, 10, FX_FULL, &info, missing), VC_OK);
     cr_assert_eq(info.n_missing, 7);
     cr_assert_eq(fx_put_missing(&fx, &info, 1, 0, 10, FX_FULL, missing), VC_OK);
-    for (uint32_t seed = 100; stats_of(&fx).evictions < 20; seed++)
+    for (uint32_t seed = 100; fx_stats(&fx).evictions < 20; seed++)
         cr_assert_eq(fx_register(&fx, seed, 0, 25, FX_FULL), VC_OK);
     cr_assert_eq(fx_commit(&fx, &info), VC_OK); /* with the blocks that were there at begin */
     cr_assert_eq(fx_readable(&fx, 1, 10, 0), 10);
@@ -113,8 +106,8 @@ Test(store_space, a_registration_larger_than_the_capacity_is_refused_at_once)
     fx_init(&fx, 30);
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
     cr_assert_eq(fx_begin(&fx, 1, 0, 400, FX_FULL, &info, missing), VC_ERR_NOSPACE); /* 50 MiB into 48 */
-    cr_assert_eq(stats_of(&fx).uploads_open, 0);
-    cr_assert_eq(stats_of(&fx).put_rejected, 1);
+    cr_assert_eq(fx_stats(&fx).uploads_open, 0);
+    cr_assert_eq(fx_stats(&fx).put_rejected, 1);
     cr_assert_eq(fx_begin(&fx, 1, 0, 300, FX_FULL, &info, missing), VC_OK);
     fx_fini(&fx);
 }
@@ -159,8 +152,8 @@ Test(store_space, a_flood_of_writers_neither_stalls_nor_breaks_the_cap)
     cr_assert_eq(other, 0);
     cr_assert_gt(ok, 50);
     cr_assert_leq(fx_du(&fx), fx.opts.capacity_bytes);
-    cr_assert_eq(stats_of(&fx).uploads_open, 0);
-    cr_assert_eq(stats_of(&fx).pinned_bytes, 0);
+    cr_assert_eq(fx_stats(&fx).uploads_open, 0);
+    cr_assert_eq(fx_stats(&fx).pinned_bytes, 0);
     fx_fini(&fx);
 }
 
@@ -179,7 +172,7 @@ Test(store_space, a_full_disk_stops_writes_only_and_room_brings_them_back)
     cr_assert_eq(fx_register(&fx, 1, 0, 20, FX_BOTH), VC_OK);
     fill_disk(fx.dir, 1 << 20);
     cr_assert_eq(tick_until(&fx, VC_ERR_NOSPACE, 2), VC_ERR_NOSPACE);
-    cr_assert(stats_of(&fx).readonly);
+    cr_assert(fx_stats(&fx).readonly);
     char ballast[512];
     snprintf(ballast, sizeof(ballast), "%s/ballast", fx.dir);
     cr_assert_neq(access(ballast, F_OK), 0); /* released */
@@ -236,7 +229,7 @@ Test(store_space, a_disk_smaller_than_the_capacity_is_used_as_a_cache)
     cr_assert_eq(fx_open(&fx, CS_IO_AUTO, NULL), VC_OK);
     for (uint32_t seed = 0; seed < 30; seed++)
         cr_assert_eq(fx_register(&fx, seed, 0, 20, FX_FULL), VC_OK, "seed %u", seed);
-    cr_assert_gt(stats_of(&fx).evictions, 0);
+    cr_assert_gt(fx_stats(&fx).evictions, 0);
     cr_assert_eq(fx_readable(&fx, 29, 20, 0), 20);
     leave_disk(&fx);
 }
