@@ -34,6 +34,8 @@ typedef struct block_state {
 
 struct node_body_builder {
     node_spec_t spec;
+    const node_model_info_t *model;
+    node_load_t load;
     vc_kv_shape_t shape;
     node_kv_dims_t dims;
     vc_digest_t keyspace_id;
@@ -88,6 +90,7 @@ vc_status_t node_body_begin(const node_spec_t *spec, const node_model_info_t *mo
         return vc_err_set(err, VC_ERR_NOMEM, "no memory for a body of %u blocks", n_blocks);
     }
     b->spec = *spec;
+    b->model = model;
     b->shape = *shape;
     b->dims = (node_kv_dims_t){shape->n_layer, shape->n_kv_head, shape->head_dim};
     b->keyspace_id = model->keyspace_id;
@@ -95,6 +98,10 @@ vc_status_t node_body_begin(const node_spec_t *spec, const node_model_info_t *mo
     *b_p = b;
     return VC_OK;
 }
+
+void node_body_set_load(node_body_builder_t *b, node_load_t load) { b->load = load; }
+node_load_t node_body_load(const node_body_builder_t *b) { return b->load; }
+const node_model_info_t *node_body_model(const node_body_builder_t *b) { return b->model; }
 
 static vc_status_t check_head(const node_body_builder_t *b, const vc_kvrec_head_t *head, vc_err_t *err)
 {

@@ -13,17 +13,54 @@
 #include "kv/pages.h"
 #include "model/engine.h"
 
+typedef struct node_calib node_calib_t;
+
 typedef struct node_spec {
     char text[VC_SPEC_TEXT_MAX]; /* canonical */
     vc_spec_id_t id;
     const struct node_codec_ops *ops;
+    const node_calib_t *calib; /* bound blob (calib.h), borrowed; NULL: none */
     /* parameters, meaning by method; unused ones are zero */
-    double keep, eps;
+    double keep, eps, tau, outliers, clip;
     uint32_t window, kernel, bits, group, residual, max_pool;
+    uint32_t sinks, future, budget, plus, chunk, stats, levels;
+    uint32_t row_bits, row_group; /* "dropper:...+rot:bits=4,group=64": how kept rows are coded; 0: f16 */
     uint64_t seed;
 } node_spec_t;
 
-enum { NODE_NEED_Q_WINDOW = 1 }; /* queries after RoPE of the last spec.window tokens of the registered span */
+enum {
+    NODE_NEED_Q_WINDOW = 1, /* queries after RoPE of the last spec.window tokens of the registered span */
+    NODE_NEED_REPLAY = 2,   /* node_compress_in_t.replay */
+    NODE_NEED_CALIB = 4     /* spec.calib */
+};
+
+/* Methods that read the text again (KVzip, and calibration on any text). Token ids are borrowed. */
+typedef struct node_replay {
+    node_engine_t *engine;
+    const uint32_t *first, *next, *suffix; /* "\n\nRepeat the previous context exactly.", "... starting with", and the
+                                              template between a user's and an assistant's turn */
+    uint32_t n_first, n_next, n_suffix;
+    void (*enter)(void *arg), (*leave)(void *arg);              /* around every pass; may be NULL */
+    void (*progress)(void *arg, uint32_t done, uint32_t total); /* may be NULL */
+    void *arg;
+} node_replay_t;
+
+/* What a method wants to see of the passes that compute its rows (watch.h). */
+typedef struct node_watch {
+    uint32_t kinds;      /* node_capture_kind_t */
+    uint32_t first, end; /* absolute positions */
+    void *state;
+} node_watch_t;
+
+/* Texts that a method is calibrated on, as token ids. */
+typedef struct node_calib_job {
+    node_replay_t replay; /* engine and ids */
+    const uint32_t *const *texts;
+    const uint32_t *n_tokens;
+    uint32_t n_texts;
+    void (*note)(void *arg, const char *line); /* quality of the fit, for the operator; may be NULL */
+    void *note_arg;
+} node_calib_job_t;
 
 /* Input of a compression: full KV whose pages cover [0, n_blocks * NODE_TILE) at least. */
 typedef struct node_compress_in {
@@ -35,6 +72,8 @@ typedef struct node_compress_in {
     const float
         *q_window;   /* [n_layer][window rows][n_head][head_dim], rows = the last q_rows tokens; NULL when not needed */
     uint32_t q_rows; /* min(spec.window, n_blocks * NODE_TILE): another length is INVALID */
+    void *watched;   /* state of the method's watch, which saw all its rows; NULL where it has none */
+    const node_replay_t *replay; /* NULL unless NODE_NEED_REPLAY */
 } node_compress_in_t;
 
 struct node_body_builder;
@@ -50,6 +89,18 @@ typedef struct node_codec_ops {
     uint32_t (*window_tokens)(const node_spec_t *spec); /* exact rows at the end that the drafter should take from full
                                                            records (R); 0 = none */
     uint32_t (*sink_blocks)(const node_spec_t *spec);   /* exact blocks at the start */
+    bool chooses; /* which rows are kept or exact depends on the registered span: the header names it (horizon) */
+    /* Watching: NULL slots where nothing is wanted. watch sets kinds, state and the first position (end is end_token);
+     * what it leaves in state is freed with watch_free. */
+    vc_status_t (*watch)(const node_spec_t *spec, const node_model_info_t *model, uint32_t first_token,
+                         uint32_t end_token, node_watch_t *watch_p, vc_err_t *err);
+    void (*watch_row)(void *state, node_capture_kind_t kind, uint32_t layer, uint32_t position, const float *values);
+    void (*watch_free)(void *state);
+    /* Calibration: NULL slots where the method has none. calibrate gives the payload of a blob (freed with vc_free);
+     * calib_check says whether a payload from disk can be used at all. */
+    vc_status_t (*calibrate)(const node_spec_t *spec, const node_calib_job_t *job, void **payload_p, size_t *bytes_p,
+                             vc_err_t *err);
+    vc_status_t (*calib_check)(const node_model_info_t *model, const uint8_t *payload, size_t bytes, vc_err_t *err);
     /* plan_p: method state for this span (e.g. the selection); layer_bytes and encode are then called per (block,
      * layer), any order. */
     vc_status_t (*plan)(const node_spec_t *spec, const node_compress_in_t *in, void **plan_p, vc_err_t *err);
@@ -79,12 +130,17 @@ vc_status_t node_page_from_record(const node_model_info_t *model, const void *re
 
 /* Building a body: records in any order, then exact pages that replace compressed rows of their block, then finish. */
 typedef struct node_body_builder node_body_builder_t;
+/* spec and model are borrowed until finish or abort. */
 vc_status_t node_body_begin(const node_spec_t *spec, const node_model_info_t *model, uint32_t n_blocks,
                             node_body_builder_t **b_p, vc_err_t *err);
 /* Checks the record (vc_kvrec_check, keyspace, spec, block index) and decodes it. */
 vc_status_t node_body_add_record(node_body_builder_t *b, const void *record, size_t bytes, vc_err_t *err);
 vc_status_t node_body_add_page(node_body_builder_t *b, uint32_t block,
                                node_page_t *page); /* takes a reference of its own */
+/* How keys that are stored before RoPE are attended: converted once at load to 8-bit codes as `rot` has them, or
+ * dequantised to f16 after RoPE, which is what their papers specify. Before the first record. */
+typedef enum { NODE_LOAD_CODES = 0, NODE_LOAD_PAGES } node_load_t;
+void node_body_set_load(node_body_builder_t *b, node_load_t load);
 /* Every block must have come. Frees the builder, also on failure. */
 vc_status_t node_body_finish(node_body_builder_t *b, node_body_t **body_p, vc_err_t *err);
 void node_body_abort(node_body_builder_t *b);

@@ -63,6 +63,9 @@ vc_status_t node_dropper_decode(const node_spec_t *spec, const vc_kvrec_head_t *
 
 /* ---- body.c, for decoders ---- */
 
+const node_model_info_t *node_body_model(const node_body_builder_t *b); /* RoPE of keys that were stored before it */
+node_load_t node_body_load(const node_body_builder_t *b);
+
 /* Rows of one head of one block: n_kept = popcount(kept) rows of head_dim f16 numbers, K then V, copied. */
 vc_status_t node_body_put_rows(node_body_builder_t *b, uint32_t block, uint32_t layer, uint32_t head, uint64_t kept,
                                const uint8_t *k_rows, const uint8_t *v_rows, vc_err_t *err);

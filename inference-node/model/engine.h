@@ -64,7 +64,9 @@ typedef enum {
     NODE_CAP_NORMED = 2, /* after the final norm [d_model] (rows with want_logits) */
     NODE_CAP_Q = 4,      /* queries after RoPE [n_head][head_dim], before any scaling */
     NODE_CAP_K = 8,      /* keys after RoPE [n_kv_head][head_dim], before rounding to f16 */
-    NODE_CAP_V = 16
+    NODE_CAP_V = 16,
+    NODE_CAP_X = 32,    /* attention input of `layer`: after its input norm [d_model] */
+    NODE_CAP_RESID = 64 /* residual stream entering `layer` [d_model]; never after the last */
 } node_capture_kind_t;
 typedef struct node_capture {
     uint32_t kinds; /* OR of kinds wanted */
