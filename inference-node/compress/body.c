@@ -5,8 +5,8 @@
  *   exact page            its own tile in every (layer, head), used in place (the body holds a reference)
  *   quantiser's record    a page of the builder that the method decoded into, or coded tiles as kernels/coded.h has
  * them: one tile in every (layer, head)
- *   dropper's record      kept rows; neighbouring blocks are packed per (layer, head) into dense tiles of NODE_TILE
- * rows in ascending position, the last one partly filled and zero beyond its rows
+ *   dropper's record      kept rows, f16 or quantised; neighbouring blocks are packed per (layer, head) into dense
+ *                         tiles of NODE_TILE rows in ascending position (pack.h), the last one partly filled
  *
  * A record that fails any check leaves no trace: the block counts as not come, and the builder stays usable. One thread
  * at a time. Nothing here knows positions beyond their order: kept keys already carry their angle.
@@ -15,19 +15,15 @@
 #include <string.h>
 
 #include "compress/codec_int.h"
+#include "compress/pack.h"
 #include "vc/mem.h"
-
-typedef struct head_rows {
-    uint64_t kept;
-    const uint8_t *k, *v; /* inside the block's blob */
-} head_rows_t;
 
 typedef struct block_state {
     node_page_t *page; /* exact, or decoded */
     bool coded;        /* its tiles are in the slab of codes */
     bool exact, has_record;
     vc_digest_t hash, parent; /* of the record */
-    head_rows_t *heads;       /* droppers: [layer * n_kv_head + head] */
+    node_kept_t *heads;       /* droppers: [layer * n_kv_head + head] */
     uint8_t *blob;            /* their rows */
     size_t blob_used, blob_cap;
 } block_state_t;
@@ -40,7 +36,7 @@ struct node_body_builder {
     node_kv_dims_t dims;
     vc_digest_t keyspace_id;
     uint32_t n_blocks;
-    node_coded_form_t form; /* of all coded blocks; bits 0 until the first comes */
+    node_coded_form_t form; /* of all coded blocks or rows; bits 0 until the first comes */
     uint8_t *codes; /* [layer * n_kv_head + head][n_blocks] coded tiles: attention reads one run of memory per head.
                        Tiles of exact blocks are never written, so most of their pages never exist. */
     block_state_t *blocks;
@@ -51,8 +47,8 @@ typedef struct body_impl {
     uint32_t n_heads;    /* n_layer * n_kv_head */
     node_page_t **pages; /* [n_pages] references */
     uint32_t n_pages;
-    uint8_t *codes;   /* the builder's, or NULL */
-    uint16_t **slabs; /* [n_heads] packed tiles, or NULL */
+    uint8_t *codes;  /* the builder's, or NULL */
+    uint8_t **slabs; /* [n_heads] packed tiles, or NULL */
 } body_impl_t;
 
 static uint32_t n_heads_of(const node_kv_dims_t *dims) { return dims->n_layer * dims->n_kv_head; }
@@ -146,27 +142,63 @@ vc_status_t node_body_add_record(node_body_builder_t *b, const void *record, siz
     return VC_OK;
 }
 
-vc_status_t node_body_put_rows(node_body_builder_t *b, uint32_t block, uint32_t layer, uint32_t head, uint64_t kept,
-                               const uint8_t *k_rows, const uint8_t *v_rows, vc_err_t *err)
+/* Room for the rows of one head in the block's blob, K first; *at_p NULL where an exact page has taken the place. */
+static vc_status_t rows_room(node_body_builder_t *b, uint32_t block, uint32_t i, uint64_t kept, size_t half,
+                             uint8_t **at_p, vc_err_t *err)
 {
     block_state_t *bs = &b->blocks[block];
+    *at_p = NULL;
     if (bs->exact)
         return VC_OK; /* checked, and not needed */
-    size_t bytes = (size_t)__builtin_popcountll(kept) * b->dims.head_dim * 2u;
     if (bs->heads == NULL) {
         bs->heads = vc_calloc(n_heads_of(&b->dims), sizeof(*bs->heads));
         bs->blob = vc_alloc(bs->blob_cap ? bs->blob_cap : 1);
         if (bs->heads == NULL || bs->blob == NULL)
             return vc_err_set(err, VC_ERR_NOMEM, "no memory for the rows of block %u", block);
     }
-    if (bytes > (bs->blob_cap - bs->blob_used) / 2)
+    if (half > (bs->blob_cap - bs->blob_used) / 2)
         return vc_err_set(err, VC_ERR_CORRUPT, "block %u holds more rows than its payload", block);
-    head_rows_t *hr = &bs->heads[layer * b->dims.n_kv_head + head];
-    hr->kept = kept;
-    hr->k = memcpy(bs->blob + bs->blob_used, k_rows, bytes);
-    hr->v = memcpy(bs->blob + bs->blob_used + bytes, v_rows, bytes);
-    bs->blob_used += 2 * bytes;
+    *at_p = bs->blob + bs->blob_used;
+    bs->heads[i] = (node_kept_t){kept, *at_p, *at_p + half};
+    bs->blob_used += 2 * half;
     return VC_OK;
+}
+
+vc_status_t node_body_put_rows(node_body_builder_t *b, uint32_t block, uint32_t layer, uint32_t head, uint64_t kept,
+                               const uint8_t *k_rows, const uint8_t *v_rows, vc_err_t *err)
+{
+    const size_t half = (size_t)__builtin_popcountll(kept) * b->dims.head_dim * 2u;
+    uint8_t *at;
+    vc_status_t st = rows_room(b, block, layer * b->dims.n_kv_head + head, kept, half, &at, err);
+    if (at) {
+        memcpy(at, k_rows, half);
+        memcpy(at + half, v_rows, half);
+    }
+    return st;
+}
+
+static uint8_t *copy_coded_rows(uint8_t *at, const node_coded_form_t *f, uint32_t n, const node_coded_rows_t *rows)
+{
+    const size_t codes = (size_t)n * f->dim * f->bits / 8, params = (size_t)n * (f->dim / f->group) * 2;
+    memcpy(at, rows->codes, codes);
+    memcpy(at + codes, rows->scales, params);
+    memcpy(at + codes + params, rows->mins, params);
+    return at + codes + 2 * params;
+}
+
+vc_status_t node_body_put_coded_rows(node_body_builder_t *b, uint32_t block, uint32_t layer, uint32_t head,
+                                     uint64_t kept, const node_coded_form_t *form, const node_coded_rows_t *k,
+                                     const node_coded_rows_t *v, vc_err_t *err)
+{
+    const uint32_t n = (uint32_t)__builtin_popcountll(kept);
+    uint8_t *at;
+    vc_status_t st =
+        rows_room(b, block, layer * b->dims.n_kv_head + head, kept, node_pack_coded_bytes(form, n), &at, err);
+    if (at) {
+        b->form = *form;
+        copy_coded_rows(copy_coded_rows(at, form, n, k), form, n, v);
+    }
+    return st;
 }
 
 vc_status_t node_body_own_page(node_body_builder_t *b, uint32_t block, node_page_t **page_p, vc_err_t *err)
@@ -289,7 +321,7 @@ static void count_tiles(const node_body_builder_t *b, uint32_t i, uint32_t *pack
             rows = 0;
             pages++;
         } else {
-            rows += (uint32_t)__builtin_popcountll(bs->heads[i].kept);
+            rows += (uint32_t)__builtin_popcountll(bs->heads[i].rows);
         }
     }
     packed += (rows + NODE_TILE - 1) / NODE_TILE;
@@ -297,63 +329,38 @@ static void count_tiles(const node_body_builder_t *b, uint32_t i, uint32_t *pack
     *total_p = packed + pages;
 }
 
-/* Appends the rows of one head to the open tile; a full tile moves on to the next. */
-typedef struct packer {
-    node_tile_t *tiles;
-    uint32_t n_tiles;
-    uint16_t *slab; /* where the next tile starts */
-    size_t half;
-    uint32_t dim, open_rows; /* rows in the open tile; 0 = none open */
-} packer_t;
-
-static void pack_rows(packer_t *p, const head_rows_t *hr)
-{
-    uint32_t n = (uint32_t)__builtin_popcountll(hr->kept);
-    for (uint32_t r = 0; r < n; r++) {
-        if (p->open_rows == 0) {
-            p->tiles[p->n_tiles++] = (node_tile_t){.k = p->slab, .v = p->slab + p->half};
-            p->slab += 2 * p->half;
-        }
-        node_tile_t *tile = &p->tiles[p->n_tiles - 1];
-        uint16_t *k = p->slab - 2 * p->half, *v = p->slab - p->half;
-        for (uint32_t c = 0; c < p->dim; c++)
-            memcpy(&k[(size_t)c * NODE_TILE + p->open_rows], hr->k + ((size_t)r * p->dim + c) * 2, 2);
-        memcpy(v + (size_t)p->open_rows * p->dim, hr->v + (size_t)r * p->dim * 2, p->dim * 2u);
-        tile->n_rows = ++p->open_rows;
-        if (p->open_rows == NODE_TILE)
-            p->open_rows = 0;
-    }
-}
-
 static vc_status_t fill_head(const node_body_builder_t *b, body_impl_t *body, uint32_t i)
 {
+    uint8_t codes[2 * NODE_TILE * NODE_HEAD_DIM_MAX];
     uint32_t packed, total;
     count_tiles(b, i, &packed, &total);
-    size_t half = tile_half(&b->dims), slab_bytes = packed * 2 * half * sizeof(uint16_t);
+    const size_t slab_bytes = packed * node_pack_tile_bytes(&b->form, b->dims.head_dim);
     body->base.tiles[i] = vc_calloc(total ? total : 1, sizeof(node_tile_t));
     if (packed)
         body->slabs[i] = vc_alloc_aligned(64, slab_bytes);
     if (body->base.tiles[i] == NULL || (packed && body->slabs[i] == NULL))
         return VC_ERR_NOMEM;
     if (packed)
-        memset(body->slabs[i], 0, slab_bytes); /* rows that are not there must read as zero */
+        memset(body->slabs[i], 0, slab_bytes);
     body->base.bytes += slab_bytes;
-    packer_t p = {.tiles = body->base.tiles[i], .slab = body->slabs[i], .half = half, .dim = b->dims.head_dim};
+    node_packer_t p = {.tiles = body->base.tiles[i], .slab = body->slabs[i], .dim = b->dims.head_dim, .form = &b->form};
+    p.k_codes = codes;
+    p.v_codes = codes + NODE_TILE * NODE_HEAD_DIM_MAX;
     uint32_t layer = i / b->dims.n_kv_head, head = i % b->dims.n_kv_head;
     for (uint32_t n = 0; n < b->n_blocks; n++) {
         const block_state_t *bs = &b->blocks[n];
         if (bs->page == NULL && !bs->coded) {
-            pack_rows(&p, &bs->heads[i]);
+            node_pack_rows(&p, &bs->heads[i]);
             continue;
         }
-        p.open_rows = 0;
-        if (bs->coded) {
+        node_pack_close(&p);
+        if (bs->coded)
             p.tiles[p.n_tiles++] = (node_tile_t){.n_rows = NODE_TILE, .codes = coded_tile(b, i, n)};
-            continue;
-        }
-        p.tiles[p.n_tiles++] =
-            (node_tile_t){node_page_k(bs->page, layer, head), node_page_v(bs->page, layer, head), NODE_TILE, NULL};
+        else
+            p.tiles[p.n_tiles++] =
+                (node_tile_t){node_page_k(bs->page, layer, head), node_page_v(bs->page, layer, head), NODE_TILE, NULL};
     }
+    node_pack_close(&p);
     body->base.n_tiles[i] = p.n_tiles;
     return VC_OK;
 }

@@ -69,6 +69,18 @@ node_load_t node_body_load(const node_body_builder_t *b);
 /* Rows of one head of one block: n_kept = popcount(kept) rows of head_dim f16 numbers, K then V, copied. */
 vc_status_t node_body_put_rows(node_body_builder_t *b, uint32_t block, uint32_t layer, uint32_t head, uint64_t kept,
                                const uint8_t *k_rows, const uint8_t *v_rows, vc_err_t *err);
+/* Quantised rows of one matrix of a head, as rot's payload has them: codes [n][dim] of form->bits bits, the first in
+ * the low bits; scales and minima [n][dim / form->group] f16, finite, little-endian. */
+typedef struct node_coded_rows {
+    const uint8_t *codes, *scales, *mins;
+} node_coded_rows_t;
+
+/* Kept rows of one head of one block in the space of coded tiles (rotated), copied: n = popcount(kept) rows of K and of
+ * V. They are packed as put_rows packs f16 rows, into coded tiles whose last one is partly filled. One form per spec
+ * and model; a spec hands over all of its kept rows in f16, or all of them coded. */
+vc_status_t node_body_put_coded_rows(node_body_builder_t *b, uint32_t block, uint32_t layer, uint32_t head,
+                                     uint64_t kept, const node_coded_form_t *form, const node_coded_rows_t *k,
+                                     const node_coded_rows_t *v, vc_err_t *err);
 /* The page of a block that a quantiser decodes into: made on the first call, owned by the builder. */
 vc_status_t node_body_own_page(node_body_builder_t *b, uint32_t block, node_page_t **page_p, vc_err_t *err);
 

@@ -10,6 +10,7 @@
  * K: strips [32 channels][16 tokens], lane = token, vector i = channels 4 i ...; the last strip of a head that 32 does
  *    not divide is half empty. Then scales and minima [group][64 tokens] f16.
  * V: strips [16 channels][32 tokens], lane = channel, vector i = tokens 4 i ...; then scales and minima as for K.
+ * A tile of fewer rows has zeros in the places of the others.
  */
 #ifndef NODE_CODED_H
 #define NODE_CODED_H

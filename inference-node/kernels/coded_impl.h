@@ -199,8 +199,11 @@ INLINE void attend_coded_block(const node_attn_t *a, uint32_t q0, const node_cod
     for (uint32_t at = 0; at < f->bytes && q0 == 0; at += 64)
         __builtin_prefetch((const void *)((uintptr_t)tile + f->bytes + at), 0, 2);
     coded_scores(a, q0, f, q + q0, tile, nq, bits);
-    for (int n = 0; n < nq; n++)
+    for (int n = 0; n < nq; n++) {
         factor[n] = softmax_tile(a, q0 + (uint32_t)n);
+        if (a->n_valid[q0 + (uint32_t)n] == 0) /* the softmax has left its scores in place */
+            memset(a->p + ((size_t)q0 + (uint32_t)n) * NODE_ATTN_TILE, 0, NODE_ATTN_TILE * sizeof *a->p);
+    }
     for (uint32_t g = 0; g < f->dim / f->group; g++) {
         for (int n = 0; n < nq; n++)
             code_weights(a->p + ((size_t)q0 + (uint32_t)n) * NODE_ATTN_TILE, scales + (size_t)g * NODE_ATTN_TILE,

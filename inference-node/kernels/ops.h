@@ -67,7 +67,7 @@ typedef struct node_ops {
     void (*hadamard)(float *head, uint32_t dim);
     /* One query of a->q for coded tiles. */
     void (*code_query)(const node_coded_form_t *f, const float *q, node_coded_query_t *coded);
-    /* One coded tile, all of whose tokens every query sees; a->o is rotated, a->q is not read. */
+    /* One coded tile; a->o is rotated, a->q is not read. Parameters of tokens that a query does not see are finite. */
     void (*attend_coded)(const node_attn_t *a, const node_coded_form_t *f, const node_coded_query_t *q,
                          const uint8_t *tile);
     /* Folds state b of n_q queries into a, b being the later split. */

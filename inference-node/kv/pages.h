@@ -40,8 +40,8 @@ void node_page_store_layer(const node_page_t *page, uint32_t layer, uint16_t *pa
 void node_page_load_row(node_page_t *page, uint32_t row, const uint16_t *rows);
 void node_page_store_row(const node_page_t *page, uint32_t row, uint16_t *rows);
 
-/* What attention walks over: n_rows valid rows of a tile in page layout; or, where codes is not NULL, NODE_TILE rows as
- * the body's coded form says, and k and v are NULL. */
+/* What attention walks over: n_rows valid rows of a tile, the others zero, in page layout; or, where codes is not NULL,
+ * as the body's coded form says, and k and v are NULL. */
 typedef struct node_tile {
     const uint16_t *k, *v;
     uint32_t n_rows;
