@@ -11,6 +11,7 @@
  */
 #include <string.h>
 
+#include "compress/select.h"
 #include "compress/snapkv_int.h"
 #include "vc/mem.h"
 
@@ -43,14 +44,6 @@ static uint32_t snapkv_sinks(const node_spec_t *spec)
     return 1;
 }
 
-typedef struct snapkv_plan {
-    const node_compress_in_t *in;
-    const node_snapkv_ops_t *ops; /* chosen once: asking the CPU is slow under a hypervisor */
-    uint32_t n_heads;             /* n_layer * n_kv_head */
-    uint32_t n_new;               /* blocks */
-    uint64_t kept[];              /* [head][block - first_block] */
-} snapkv_plan_t;
-
 typedef struct page_keys {
     const node_snapkv_ops_t *ops;
     const node_kv_t *kv;
@@ -65,20 +58,20 @@ static void keys_of_page(void *arg, uint32_t tile, float *kt)
 }
 
 /* scores, keys: scratch of one word per token of the prefix. */
-static vc_status_t select_head(const node_spec_t *spec, snapkv_plan_t *plan, uint32_t index, float *scores,
+static vc_status_t select_head(const node_snapkv_ops_t *ops, node_selection_t *s, uint32_t index, float *scores,
                                uint64_t *keys, vc_err_t *err)
 {
-    const node_compress_in_t *in = plan->in;
+    const node_compress_in_t *in = s->in;
     const node_model_info_t *m = in->model;
     const uint32_t layer = index / m->n_kv_head, head = index % m->n_kv_head, group = m->n_head / m->n_kv_head;
     const uint32_t n_tokens = in->n_blocks * NODE_TILE, first = in->first_block * NODE_TILE;
     const size_t q_row = (size_t)m->n_head * m->head_dim;
-    page_keys_t page_keys = {plan->ops, in->kv, layer, head, m->head_dim};
+    page_keys_t page_keys = {ops, in->kv, layer, head, m->head_dim};
     node_snapkv_head_t score = {
         .n_tokens = n_tokens,
         .window = in->q_rows,
-        .kernel = spec->kernel,
-        .max_pool = spec->max_pool != 0,
+        .kernel = s->spec->kernel,
+        .max_pool = s->spec->max_pool != 0,
         .dim = m->head_dim,
         .n_group = group,
         .q = in->q_window + (size_t)layer * in->q_rows * q_row + (size_t)head * group * m->head_dim,
@@ -86,28 +79,29 @@ static vc_status_t select_head(const node_spec_t *spec, snapkv_plan_t *plan, uin
         .keys = keys_of_page,
         .keys_arg = &page_keys,
     };
-    vc_status_t st = node_snapkv_scores(plan->ops, &score, scores, err);
+    vc_status_t st = node_snapkv_scores(ops, &score, scores, err);
     if (st != VC_OK)
         return vc_err_prefix(err, "snapkv layer %u head %u", layer, head);
     uint32_t edge = VC_MAX(first, n_tokens - in->q_rows); /* first new token inside the window */
     uint32_t take_rest, take_window;
-    node_snapkv_budget(spec->keep, edge - first, n_tokens - edge, &take_rest, &take_window);
-    uint64_t *kept = plan->kept + (size_t)index * plan->n_new;
-    node_snapkv_rank(scores + first, edge - first, take_rest, kept, 0, keys);
-    node_snapkv_rank(scores + edge, n_tokens - edge, take_window, kept, edge - first, keys);
+    node_snapkv_budget(s->spec->keep, edge - first, n_tokens - edge, &take_rest, &take_window);
+    uint64_t *kept = s->kept + (size_t)index * s->n_new;
+    node_select_top(scores + first, edge - first, take_rest, kept, 0, keys);
+    node_select_top(scores + edge, n_tokens - edge, take_window, kept, edge - first, keys);
     return VC_OK;
 }
 
-static vc_status_t select_all(const node_spec_t *spec, snapkv_plan_t *plan, vc_err_t *err)
+static vc_status_t select_all(node_selection_t *s, vc_err_t *err)
 {
-    const uint32_t n_tokens = plan->in->n_blocks * NODE_TILE;
+    const uint32_t n_tokens = s->in->n_blocks * NODE_TILE;
+    const node_snapkv_ops_t *ops = node_snapkv_ops_best(); /* once: asking the CPU is slow under a hypervisor */
     float *scores = vc_calloc(n_tokens, sizeof(*scores));
     uint64_t *keys = vc_calloc(n_tokens, sizeof(*keys));
     vc_status_t st = VC_OK;
     if (scores == NULL || keys == NULL)
         st = vc_err_set(err, VC_ERR_NOMEM, "no memory to rank %u tokens", n_tokens);
-    for (uint32_t i = 0; st == VC_OK && i < plan->n_heads; i++)
-        st = select_head(spec, plan, i, scores, keys, err);
+    for (uint32_t i = 0; st == VC_OK && i < s->n_heads; i++)
+        st = select_head(ops, s, i, scores, keys, err);
     vc_free(scores);
     vc_free(keys);
     return st;
@@ -116,62 +110,27 @@ static vc_status_t select_all(const node_spec_t *spec, snapkv_plan_t *plan, vc_e
 static vc_status_t snapkv_plan(const node_spec_t *spec, const node_compress_in_t *in, void **plan_p, vc_err_t *err)
 {
     const node_model_info_t *m = in->model;
-    const uint32_t n_tokens = in->n_blocks * NODE_TILE, n_new = in->n_blocks - in->first_block;
+    const uint32_t n_tokens = in->n_blocks * NODE_TILE;
     if (in->q_rows != VC_MIN(spec->window, n_tokens))
         return vc_err_set(err, VC_ERR_INVALID, "snapkv got the queries of %u tokens where it needs %u", in->q_rows,
                           VC_MIN(spec->window, n_tokens));
     if (m->n_kv_head == 0 || m->n_head % m->n_kv_head != 0)
         return vc_err_set(err, VC_ERR_UNSUPPORTED, "%u query heads do not share %u KV heads evenly", m->n_head,
                           m->n_kv_head);
-    const uint32_t n_heads = m->n_layer * m->n_kv_head;
-    size_t n_words, bytes;
-    snapkv_plan_t *plan = NULL;
-    if (vc_size_mul(n_heads, n_new, &n_words) && vc_size_mul(n_words, sizeof(uint64_t), &bytes) &&
-        vc_size_add(bytes, sizeof(*plan), &bytes))
-        plan = vc_calloc(1, bytes);
-    if (plan == NULL)
-        return vc_err_set(err, VC_ERR_NOMEM, "no memory for the selection of %u blocks", n_new);
-    plan->in = in;
-    plan->ops = node_snapkv_ops_best();
-    plan->n_heads = n_heads;
-    plan->n_new = n_new;
+    node_selection_t *s = node_selection_create(spec, in, err);
+    if (s == NULL)
+        return VC_ERR_NOMEM;
     vc_status_t st = VC_OK;
     if (n_tokens <= spec->window)
-        memset(plan->kept, 0xff, n_words * sizeof(uint64_t)); /* too short to choose from: keep everything */
+        node_selection_keep_all(s); /* too short to choose from */
     else
-        st = select_all(spec, plan, err);
+        st = select_all(s, err);
     if (st != VC_OK) {
-        vc_free(plan);
+        node_selection_free(s);
         return st;
     }
-    *plan_p = plan;
+    *plan_p = s;
     return VC_OK;
-}
-
-static uint64_t kept_of(const snapkv_plan_t *plan, uint32_t block, uint32_t layer, uint32_t head)
-{
-    size_t index = (size_t)layer * plan->in->model->n_kv_head + head;
-    return plan->kept[index * plan->n_new + (block - plan->in->first_block)];
-}
-
-static uint32_t snapkv_layer_bytes(const void *arg, uint32_t block, uint32_t layer)
-{
-    const snapkv_plan_t *plan = arg;
-    const node_model_info_t *m = plan->in->model;
-    uint32_t bytes = 0;
-    for (uint32_t h = 0; h < m->n_kv_head; h++)
-        bytes += node_dropper_head_bytes((uint32_t)__builtin_popcountll(kept_of(plan, block, layer, h)), m->head_dim);
-    return bytes;
-}
-
-static void snapkv_encode(const void *arg, uint32_t block, uint32_t layer, void *part)
-{
-    const snapkv_plan_t *plan = arg;
-    const node_model_info_t *m = plan->in->model;
-    node_page_t *page = node_kv_page_at(plan->in->kv, block);
-    uint8_t *at = part;
-    for (uint32_t h = 0; h < m->n_kv_head; h++)
-        at = node_dropper_encode_head(at, page, layer, h, m->head_dim, kept_of(plan, block, layer, h));
 }
 
 const node_codec_ops_t node_codec_snapkv = {
@@ -184,8 +143,8 @@ const node_codec_ops_t node_codec_snapkv = {
     .window_tokens = snapkv_window,
     .sink_blocks = snapkv_sinks,
     .plan = snapkv_plan,
-    .layer_bytes = snapkv_layer_bytes,
-    .encode = snapkv_encode,
-    .plan_free = vc_free,
+    .layer_bytes = node_selection_layer_bytes,
+    .encode = node_selection_encode,
+    .plan_free = node_selection_free,
     .decode = node_dropper_decode,
 };

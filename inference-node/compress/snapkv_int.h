@@ -1,5 +1,5 @@
 /*
- * Inside of SnapKV: the arithmetic that has one version per ISA, the score of one KV head, and the ranking. Apart from
+ * Inside of SnapKV: the arithmetic that has one version per ISA, the score of one KV head, and the budget. Apart from
  * the plan so that each can be held to reference numbers by itself.
  */
 #ifndef NODE_SNAPKV_INT_H
@@ -40,10 +40,6 @@ typedef struct node_snapkv_head {
  */
 vc_status_t node_snapkv_scores(const node_snapkv_ops_t *ops, const node_snapkv_head_t *in, float *scores,
                                vc_err_t *err);
-
-/* Sets bit (base + i) of kept for the `take` best of scores[0..n): higher first, then lower i; NaN last. keys: n words
- * of scratch. */
-void node_snapkv_rank(const float *scores, uint32_t n, uint32_t take, uint64_t *kept, uint32_t base, uint64_t *keys);
 
 /* How many of the `rest` tokens before the window and of the `window` tokens in it a span keeps. */
 void node_snapkv_budget(double keep, uint32_t rest, uint32_t window, uint32_t *take_rest_p, uint32_t *take_window_p);

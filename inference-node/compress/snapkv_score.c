@@ -1,9 +1,8 @@
-/* Scores and ranking of SnapKV for one KV head. Pure: any thread, one head per call. */
+/* Scores and budget of SnapKV for one KV head. Pure: any thread, one head per call. */
 #include <math.h>
-#include <stdlib.h>
 
+#include "compress/select.h"
 #include "compress/snapkv_int.h"
-#include "kernels/numerics.h"
 #include "vc/mem.h"
 
 const node_snapkv_ops_t *node_snapkv_ops(node_ops_level_t level)
@@ -108,41 +107,10 @@ vc_status_t node_snapkv_scores(const node_snapkv_ops_t *ops, const node_snapkv_h
     return VC_OK;
 }
 
-/* Ascending keys are descending scores; the place in the low half makes every key different. */
-static uint64_t rank_key(float score, uint32_t place)
-{
-    uint32_t u = node_bits_from_f32(score + 0.0f); /* -0 and +0 tie */
-    u = u & 0x80000000u ? u : ~(u | 0x80000000u);
-    if (score != score)
-        u = UINT32_MAX;
-    return (uint64_t)u << 32 | place;
-}
-
-static int compare_keys(const void *a, const void *b)
-{
-    uint64_t x, y;
-    memcpy(&x, a, sizeof(x));
-    memcpy(&y, b, sizeof(y));
-    return (x > y) - (x < y);
-}
-
-void node_snapkv_rank(const float *scores, uint32_t n, uint32_t take, uint64_t *kept, uint32_t base, uint64_t *keys)
-{
-    for (uint32_t i = 0; i < n; i++)
-        keys[i] = rank_key(scores[i], i);
-    if (take < n)
-        qsort(keys, n, sizeof(*keys), compare_keys);
-    for (uint32_t i = 0; i < VC_MIN(take, n); i++) {
-        uint32_t bit = base + (uint32_t)keys[i];
-        kept[bit / 64] |= 1ull << bit % 64;
-    }
-}
-
 void node_snapkv_budget(double keep, uint32_t rest, uint32_t window, uint32_t *take_rest_p, uint32_t *take_window_p)
 {
     uint32_t span = rest + window;
-    uint32_t total = (uint32_t)(keep * span + 0.5), in_window = (uint32_t)(keep * window + 0.5);
-    total = VC_MIN(VC_MAX(total, 1u), span);
+    uint32_t total = node_keep_count(keep, span), in_window = (uint32_t)(keep * window + 0.5);
     in_window = VC_MIN(VC_MIN(in_window, window), total);
     uint32_t before = VC_MIN(total - in_window, rest);
     *take_rest_p = before;

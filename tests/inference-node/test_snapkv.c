@@ -1,10 +1,11 @@
 /*
- * SnapKV: scores, kept sets and attention over them against reference numbers; the budget and the ranking by
- * themselves; then what a registration keeps.
+ * SnapKV: scores, kept sets and attention over them against reference numbers; the budget by itself; then what a
+ * registration keeps.
  */
 #include <math.h>
 
 #include "codec_fixture.h"
+#include "compress/select.h"
 #include "compress/snapkv_int.h"
 
 /* ---- against the reference ---- */
@@ -73,7 +74,7 @@ static void method_kept(const float *scores, uint32_t n_tokens, uint32_t window,
 {
     uint64_t *keys = vc_calloc(n_tokens, sizeof(*keys));
     memset(kept, 0, ((size_t)n_tokens + 63) / 64 * 8);
-    node_snapkv_rank(scores, n_tokens - window, n_keep - window, kept, 0, keys);
+    node_select_top(scores, n_tokens - window, n_keep - window, kept, 0, keys);
     for (uint32_t i = n_tokens - window; i < n_tokens; i++)
         kept[i / 64] |= 1ull << i % 64;
     vc_free(keys);
@@ -215,37 +216,7 @@ Test(snapkv, attention_over_the_kept_rows_maps_query_heads_to_their_kv_head)
     cr_assert_gt(for_each_scored_case(check_attention), 0);
 }
 
-/* ---- ranking and budget ---- */
-
-static uint64_t rank64(const float *scores, uint32_t n, uint32_t take)
-{
-    uint64_t kept[1] = {0}, keys[64];
-    node_snapkv_rank(scores, n, take, kept, 0, keys);
-    return kept[0];
-}
-
-Test(snapkv, ties_go_to_the_lower_position)
-{
-    static const float same[6] = {1, 1, 1, 1, 1, 1}, zeros[4] = {0.0f, -0.0f, 0.0f, -0.0f};
-    cr_assert_eq(rank64(same, 6, 3), 7);
-    cr_assert_eq(rank64(zeros, 4, 2), 3, "minus zero ties with zero");
-}
-
-Test(snapkv, what_is_not_a_number_ranks_last)
-{
-    const float scores[5] = {NAN, 0.5f, -1.0f, NAN, -INFINITY};
-    cr_assert_eq(rank64(scores, 5, 1), 1u << 1);
-    cr_assert_eq(rank64(scores, 5, 3), 1u << 1 | 1u << 2 | 1u << 4);
-    cr_assert_eq(rank64(scores, 5, 4), 1u << 1 | 1u << 2 | 1u << 4 | 1u << 0);
-}
-
-Test(snapkv, taking_all_or_more_takes_all)
-{
-    const float scores[3] = {3, 1, 2};
-    cr_assert_eq(rank64(scores, 3, 3), 7);
-    cr_assert_eq(rank64(scores, 3, 9), 7);
-    cr_assert_eq(rank64(scores, 3, 0), 0);
-}
+/* ---- budget ---- */
 
 Test(snapkv, the_budget_is_never_zero_and_never_more_than_there_is)
 {
@@ -379,8 +350,8 @@ Test(snapkv, the_kept_rows_are_the_best_scored_ones)
                                      .keys_arg = &keys};
             cr_assert_eq(node_snapkv_scores(&node_snapkv_scalar, &in, scores, NULL), VC_OK);
             uint64_t want[5] = {0}, scratch[5 * 64];
-            node_snapkv_rank(scores, 4 * 64, 64, want, 0, scratch);
-            node_snapkv_rank(scores + 4 * 64, 64, 16, want, 4 * 64, scratch);
+            node_select_top(scores, 4 * 64, 64, want, 0, scratch);
+            node_select_top(scores + 4 * 64, 64, 16, want, 4 * 64, scratch);
             for (uint32_t b = 0; b < 5; b++)
                 cr_assert_eq(fx_kept(&r, b, l, h), want[b], "layer %u head %u block %u", l, h, b);
         }
