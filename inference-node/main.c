@@ -11,7 +11,7 @@ static void print_help(FILE *out)
 {
     fputs("usage: vericache-node COMMAND [options]\n\ncommands:\n", out);
     for (const node_cmd_t *cmd = node_cmds; cmd->name != NULL; cmd++)
-        fprintf(out, "  %-10s %s\n", cmd->name, cmd->summary);
+        fprintf(out, "  %-11s %s\n", cmd->name, cmd->summary);
     fputs("\n'vericache-node COMMAND --help' lists the options of a command; --version shows the version.\n", out);
 }
 

@@ -60,13 +60,14 @@ static const command_t commands[] = {
     {"drain", "", "takes the server out of use (--wait, --query, --resume)", ctl_drain, 0},
     {"scrub", "", "reads every record again in the background (--wait, --query, --stop)", ctl_scrub, 0},
     {"replay", "", "plays a trace against the server, or through the policy alone", ctl_replay, 0},
+    {"compressors", "", "methods of compression, their parameters and defaults", ctl_compressors, 0},
 };
 
 static void usage(const vc_opt_t *table, FILE *out)
 {
     fputs("vericachectl: asks a VeriCache server.\nusage: vericachectl [options] COMMAND\n\n", out);
     for (size_t i = 0; i < VC_ARRAY_LEN(commands); i++)
-        fprintf(out, "  %-8s %-4s  %s\n", commands[i].name, commands[i].args, commands[i].help);
+        fprintf(out, "  %-11s %-4s  %s\n", commands[i].name, commands[i].args, commands[i].help);
     fputc('\n', out);
     vc_config_print_help(table, out);
 }

@@ -32,6 +32,7 @@ vcache_status_t ctl_stats(ctl_t *c);
 vcache_status_t ctl_prefixes(ctl_t *c);
 vcache_status_t ctl_health(ctl_t *c);
 vcache_status_t ctl_options(ctl_t *c);
+vcache_status_t ctl_compressors(ctl_t *c);
 /* ctl_act.c */
 vcache_status_t ctl_pin(ctl_t *c);
 vcache_status_t ctl_unpin(ctl_t *c);

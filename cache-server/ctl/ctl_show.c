@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "ctl_int.h"
+#include "vc/compressors.h"
 #include "vc/keyspace.h"
 #include "vc/mem.h"
 
@@ -173,4 +174,11 @@ vcache_status_t ctl_options(ctl_t *c)
     else
         json_decref(o.all);
     return st;
+}
+
+/* Asks no server: which methods there are is a matter of this build. */
+vcache_status_t ctl_compressors(ctl_t *c)
+{
+    vc_compressors_print(c->out, c->json);
+    return VC_OK;
 }

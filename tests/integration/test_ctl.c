@@ -315,3 +315,29 @@ Test(ctl, second_signal_ends_the_wait)
     vcache_lease_release(l);
     end(&w);
 }
+
+Test(ctl, compressors_are_listed_without_a_server)
+{
+    const char *args[] = {"compressors", "--server", "127.0.0.1:1", "--json", NULL};
+    char *out = NULL, *table = NULL;
+    cr_assert_eq(vt_proc_run("vericachectl", args, NULL, WAIT_MS, &out), 0, "%s", out);
+    json_t *o = json_loads(out, JSON_REJECT_DUPLICATES, NULL), *item, *rot = NULL;
+    size_t i;
+    json_array_foreach(json_object_get(o, "compressors"), i, item)
+    {
+        if (strcmp(json_string_value(json_object_get(item, "name")), "rot") == 0)
+            rot = item;
+    }
+    cr_assert_not_null(rot, "%s", out);
+    item = json_array_get(json_object_get(rot, "parameters"), 0);
+    cr_expect_str_eq(json_string_value(json_object_get(item, "name")), "bits");
+    cr_expect_str_eq(json_string_value(json_object_get(item, "default")), "4");
+    cr_expect_str_eq(json_string_value(json_object_get(item, "values")), "2,3,4,8");
+    json_decref(o);
+    /* The node lists the same. */
+    const char *node[] = {"compressors", "--json", NULL};
+    cr_assert_eq(vt_proc_run("vericache-node", node, NULL, WAIT_MS, &table), 0);
+    cr_expect_str_eq(table, out);
+    vc_free(out);
+    vc_free(table);
+}
