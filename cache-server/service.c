@@ -128,6 +128,11 @@ static vc_status_t lookup_prepare(const Vericache__V1__LookupRequest *m, lookup_
         st = vc_keyspace_id(&l->ks, &l->ks_id, err);
     if (st != VC_OK)
         return st;
+    if (m->tip.len != 0 && (m->tip.len != sizeof(vc_digest_t) || m->n_tokens != 0))
+        return vc_err_set(err, VC_ERR_INVALID, "a lookup by tip names 32 bytes and no tokens, not %zu and %zu",
+                          m->tip.len, m->n_tokens);
+    if (m->tip.len != 0)
+        return VC_OK; /* the store knows the hashes */
     size_t n_blocks = m->n_tokens / l->ks.shape.block_tokens;
     if (n_blocks > CS_SERVICE_BLOCKS)
         return vc_err_set(err, VC_ERR_RANGE, "prompt of %zu blocks is longer than %u", n_blocks, CS_SERVICE_BLOCKS);
@@ -153,8 +158,22 @@ static void lookup_miss_reasons(cs_service_t *s, lookup_t *l, size_t n_fid)
     }
 }
 
-static vc_status_t lookup_reply(cs_service_t *s, lookup_t *l, size_t n_fid, vc_bytes_t *resp, vc_err_t *err)
+static vc_status_t lookup_run(cs_service_t *s, const Vericache__V1__LookupRequest *m, lookup_t *l, vc_err_t *err)
 {
+    uint32_t n_fid = (uint32_t)m->n_fidelities;
+    if (m->tip.len == 0)
+        return cs_store_lookup(s->o.store, &l->ks_id, l->hashes, l->n_hashes, l->fids, n_fid, m->want_lease, &l->result,
+                               err);
+    vc_digest_t tip;
+    memcpy(&tip, m->tip.data, sizeof(tip));
+    return cs_store_lookup_tip(s->o.store, &l->ks_id, &tip, CS_SERVICE_BLOCKS, l->fids, n_fid, m->want_lease,
+                               &l->hashes, &l->n_hashes, &l->result, err);
+}
+
+static vc_status_t lookup_reply(cs_service_t *s, lookup_t *l, const Vericache__V1__LookupRequest *m, vc_bytes_t *resp,
+                                vc_err_t *err)
+{
+    const size_t n_fid = m->n_fidelities;
     Vericache__V1__LookupReply reply = VERICACHE__V1__LOOKUP_REPLY__INIT;
     Vericache__V1__LookupReply__Column columns[CS_SERVICE_COLUMNS], *list[CS_SERVICE_COLUMNS];
     Vericache__V1__LeaseRef lease = VERICACHE__V1__LEASE_REF__INIT;
@@ -171,6 +190,8 @@ static vc_status_t lookup_reply(cs_service_t *s, lookup_t *l, size_t n_fid, vc_b
     reply.generation = cs_store_generation(s->o.store);
     reply.data_address = s->data_address;
     reply.shm_address = s->shm_address;
+    if (m->tip.len != 0)
+        reply.chain = (ProtobufCBinaryData){l->n_hashes * sizeof(vc_digest_t), (uint8_t *)l->hashes};
     lease.boot_id = reply.boot_id;
     lease.lease_id = l->result.lease_id;
     if (lease.lease_id != 0) {
@@ -209,13 +230,12 @@ vc_status_t cs_service_lookup(void *arg, vc_rpc_call_t *call, const uint8_t *req
     lookup_t l = {0};
     vc_status_t st = lookup_prepare(m, &l, err);
     if (st == VC_OK)
-        st = cs_store_lookup(s->o.store, &l.ks_id, l.hashes, l.n_hashes, l.fids, (uint32_t)m->n_fidelities,
-                             m->want_lease, &l.result, err);
+        st = lookup_run(s, m, &l, err);
     if (st == VC_OK) {
         lookup_miss_reasons(s, &l, m->n_fidelities);
-        if (m->want_lease)
+        if (m->want_lease && m->tip.len == 0)
             lookup_count(s, &l, m->n_fidelities, start_us);
-        st = lookup_reply(s, &l, m->n_fidelities, resp, err);
+        st = lookup_reply(s, &l, m, resp, err);
     }
     vc_free(l.hashes);
     vericache__v1__lookup_request__free_unpacked(m, NULL);

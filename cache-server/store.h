@@ -80,6 +80,13 @@ typedef struct cs_lookup_result {
 vc_status_t cs_store_lookup(cs_store_t *store, const vc_digest_t *keyspace, const vc_digest_t *hashes,
                             uint32_t n_hashes, const cs_fidelity_t *fids, uint32_t n_fid, bool want_lease,
                             cs_lookup_result_t *result_p, vc_err_t *err);
+/* The same of the chain that ends in a block of fids[0]; *hashes_p, freed with vc_free, names its blocks. None where
+ * the tip or a block before it is absent from that column. RANGE: more than most_blocks. Counted neither as a use nor
+ * as hit or miss: it is maintenance that asks so, no reader. */
+vc_status_t cs_store_lookup_tip(cs_store_t *store, const vc_digest_t *keyspace, const vc_digest_t *tip,
+                                uint32_t most_blocks, const cs_fidelity_t *fids, uint32_t n_fid, bool want_lease,
+                                vc_digest_t **hashes_p, uint32_t *n_hashes_p, cs_lookup_result_t *result_p,
+                                vc_err_t *err);
 /* Names a registered keyspace that differs from ks in one field, for miss replies. NULL when none. Static storage. */
 const char *cs_store_near_miss(cs_store_t *store, const vc_keyspace_t *ks);
 vc_status_t cs_store_lease_renew(cs_store_t *store, uint64_t boot_id, uint64_t lease_id, const cs_token_t *token,

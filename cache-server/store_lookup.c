@@ -52,7 +52,8 @@ typedef struct found {
     uint16_t keyspace;
     uint16_t columns[CS_MAX_FIDELITIES];
     uint32_t total;
-    uint32_t *ids; /* of what was found, column after column; NULL: not wanted */
+    uint32_t *ids;   /* of what was found, column after column; NULL: not wanted */
+    bool is_counted; /* as a use, and as hit or miss */
 } found_t;
 
 static uint32_t match_chain(cs_store_t *s, const found_t *found, uint32_t f, const vc_digest_t *hashes, uint32_t n,
@@ -66,7 +67,8 @@ static uint32_t match_chain(cs_store_t *s, const found_t *found, uint32_t f, con
             break;
         if (found->ids) {
             found->ids[found->total + b] = id;
-            cs_use(s, id, now_s);
+            if (found->is_counted)
+                cs_use(s, id, now_s);
         }
         r->n_bytes[f] += (uint64_t)entry->pages * 4096;
         (void)cs_index_parent(s->index, id); /* a parent that came back is linked where it is found useful */
@@ -133,9 +135,10 @@ static vc_status_t make_lease(cs_store_t *s, const found_t *found, uint32_t n_fi
 }
 
 static vc_status_t lookup_locked(cs_store_t *s, const vc_digest_t *keyspace, const vc_digest_t *hashes, uint32_t n,
-                                 const cs_fidelity_t *fids, uint32_t n_fid, uint32_t *ids, cs_lookup_result_t *r)
+                                 const cs_fidelity_t *fids, uint32_t n_fid, uint32_t *ids, bool is_counted,
+                                 cs_lookup_result_t *r)
 {
-    found_t found = {.keyspace = cs_keyspace_find(s, keyspace), .ids = ids};
+    found_t found = {.keyspace = cs_keyspace_find(s, keyspace), .ids = ids, .is_counted = is_counted};
     bool is_known = found.keyspace != CS_NO_NAME && s->keyspaces[found.keyspace].objects > 0;
     uint32_t deepest = CS_INDEX_NONE;
     if (ids && is_known && s->leases.used == s->leases.n)
@@ -163,6 +166,8 @@ static vc_status_t lookup_locked(cs_store_t *s, const vc_digest_t *keyspace, con
         if (status != VC_OK)
             return status;
     }
+    if (!is_counted)
+        return VC_OK;
     for (uint32_t f = 0; f < n_fid; f++)
         count_lookup(s, &found, &fids[f], f, n, r);
     cs_prefix_t *prefix =
@@ -172,9 +177,9 @@ static vc_status_t lookup_locked(cs_store_t *s, const vc_digest_t *keyspace, con
     return VC_OK;
 }
 
-vc_status_t cs_store_lookup(cs_store_t *s, const vc_digest_t *keyspace, const vc_digest_t *hashes, uint32_t n_hashes,
-                            const cs_fidelity_t *fids, uint32_t n_fid, bool want_lease, cs_lookup_result_t *result_p,
-                            vc_err_t *err)
+static vc_status_t lookup(cs_store_t *s, const vc_digest_t *keyspace, const vc_digest_t *hashes, uint32_t n_hashes,
+                          const cs_fidelity_t *fids, uint32_t n_fid, bool want_lease, bool is_counted,
+                          cs_lookup_result_t *result_p, vc_err_t *err)
 {
     cs_lookup_result_t r = {0};
     if (n_fid == 0 || n_fid > CS_MAX_FIDELITIES)
@@ -192,7 +197,7 @@ vc_status_t cs_store_lookup(cs_store_t *s, const vc_digest_t *keyspace, const vc
     if (want_lease)
         randombytes_buf(&r.token, sizeof(r.token));
     cs_lock(s);
-    vc_status_t status = lookup_locked(s, keyspace, hashes, n_hashes, fids, n_fid, ids, &r);
+    vc_status_t status = lookup_locked(s, keyspace, hashes, n_hashes, fids, n_fid, ids, is_counted, &r);
     cs_unlock(s);
     vc_free(ids);
     if (status == VC_ERR_BUSY)
@@ -200,6 +205,71 @@ vc_status_t cs_store_lookup(cs_store_t *s, const vc_digest_t *keyspace, const vc
     if (status != VC_OK)
         return vc_err_set(err, status, "no memory for a lease");
     *result_p = r;
+    return VC_OK;
+}
+
+vc_status_t cs_store_lookup(cs_store_t *s, const vc_digest_t *keyspace, const vc_digest_t *hashes, uint32_t n_hashes,
+                            const cs_fidelity_t *fids, uint32_t n_fid, bool want_lease, cs_lookup_result_t *result_p,
+                            vc_err_t *err)
+{
+    return lookup(s, keyspace, hashes, n_hashes, fids, n_fid, want_lease, true, result_p, err);
+}
+
+/* ---- by tip ---- */
+
+/* From the tip to block 0 by parents. *n_p is 0 when the tip or one of them is not in the column. Locked. */
+static vc_status_t walk_back(cs_store_t *s, const vc_digest_t *keyspace, uint16_t column, const vc_digest_t *tip,
+                             uint32_t most, vc_digest_t **hashes_p, uint32_t *n_p)
+{
+    uint16_t ks = cs_keyspace_find(s, keyspace);
+    uint32_t id = column == CS_NO_NAME ? CS_INDEX_NONE : cs_index_find(s->index, column, tip);
+    *hashes_p = NULL;
+    *n_p = 0;
+    if (id == CS_INDEX_NONE || ks == CS_NO_NAME || cs_index_entry(s->index, id)->keyspace != ks)
+        return VC_OK;
+    uint32_t n = (uint32_t)cs_index_entry(s->index, id)->block_index + 1;
+    if (n > most)
+        return VC_ERR_RANGE;
+    vc_digest_t *hashes = vc_calloc(n, sizeof(*hashes));
+    if (!hashes)
+        return VC_ERR_NOMEM;
+    uint32_t b = n;
+    for (; b > 0 && id != CS_INDEX_NONE && cs_index_entry(s->index, id)->block_index == b - 1; b--) {
+        hashes[b - 1] = cs_index_entry(s->index, id)->hash;
+        id = cs_index_parent(s->index, id);
+    }
+    if (b > 0) {
+        vc_free(hashes);
+        return VC_OK;
+    }
+    *hashes_p = hashes;
+    *n_p = n;
+    return VC_OK;
+}
+
+vc_status_t cs_store_lookup_tip(cs_store_t *s, const vc_digest_t *keyspace, const vc_digest_t *tip,
+                                uint32_t most_blocks, const cs_fidelity_t *fids, uint32_t n_fid, bool want_lease,
+                                vc_digest_t **hashes_p, uint32_t *n_hashes_p, cs_lookup_result_t *result_p,
+                                vc_err_t *err)
+{
+    vc_digest_t *hashes;
+    uint32_t n;
+    if (n_fid == 0)
+        return vc_err_set(err, VC_ERR_RANGE, "a lookup names 1 to %u fidelities, not 0", CS_MAX_FIDELITIES);
+    cs_lock(s);
+    vc_status_t status =
+        walk_back(s, keyspace, cs_column_find(s, fids[0].fidelity, &fids[0].spec), tip, most_blocks, &hashes, &n);
+    cs_unlock(s);
+    if (status != VC_OK)
+        return status == VC_ERR_RANGE ? vc_err_set(err, status, "the chain is longer than %u blocks", most_blocks)
+                                      : vc_err_set(err, status, "no memory for the hashes of a chain");
+    status = lookup(s, keyspace, hashes, n, fids, n_fid, want_lease, false, result_p, err);
+    if (status != VC_OK) {
+        vc_free(hashes);
+        return status;
+    }
+    *hashes_p = hashes;
+    *n_hashes_p = n;
     return VC_OK;
 }
 

@@ -35,10 +35,17 @@ static vc_status_t take_columns(vcache_client_t *c, const Vericache__V1__LookupR
 
 typedef struct {
     const vc_keyspace_t *ks;
-    const uint32_t *tokens;
+    const uint32_t *tokens; /* NULL: by tip */
     const vc_object_key_t *keys;
     uint32_t n_fid;
 } asked_t;
+
+/* The hashes that the server named are those of the lease; whether they are a chain, the records will show. */
+static bool take_hashes(vcache_lease_t *l, const Vericache__V1__LookupReply *reply, uint32_t longest)
+{
+    l->hashes = vc_memdup(reply->chain.data, longest * sizeof(*l->hashes));
+    return l->hashes != NULL;
+}
 
 static vc_status_t make_lease(vcache_client_t *c, const Vericache__V1__LookupReply *reply, const asked_t *a,
                               const vcache_lookup_info_t *info, vcache_lease_t **lease_p, vc_err_t *err)
@@ -63,8 +70,9 @@ static vc_status_t make_lease(vcache_client_t *c, const Vericache__V1__LookupRep
         longest = VC_MAX(longest, info->n_blocks[i]);
     }
     bool have = vcache_addresses_set(&l->at, reply->shm_address, reply->data_address);
-    l->tokens = vc_memdup(a->tokens, (size_t)longest * l->shape.block_tokens * sizeof(*l->tokens));
-    if (st == VC_OK && (!have || l->tokens == NULL))
+    if (a->tokens != NULL)
+        l->tokens = vc_memdup(a->tokens, (size_t)longest * l->shape.block_tokens * sizeof(*l->tokens));
+    if (st == VC_OK && (!have || (a->tokens != NULL ? l->tokens == NULL : !take_hashes(l, reply, longest))))
         st = vc_err_set(err, VC_ERR_NOMEM, "out of memory");
     if (st == VC_OK)
         st = vc_keyspace_id(a->ks, &l->keyspace, err);
@@ -106,16 +114,25 @@ static vc_status_t lookup(vcache_client_t *c, const Vericache__V1__LookupRequest
     vc_bytes_free(&bytes);
     if (reply == NULL)
         return vcache_bad_reply(c, "Lookup", err);
-    st = take_columns(c, reply, a->n_fid, (uint32_t)(req->n_tokens / a->ks->shape.block_tokens), info, err);
+    size_t most = a->tokens != NULL ? req->n_tokens / a->ks->shape.block_tokens : reply->chain.len / VC_DIGEST_BYTES;
+    st = reply->chain.len % VC_DIGEST_BYTES != 0 || most > UINT32_MAX
+             ? vcache_bad_reply(c, "Lookup", err)
+             : take_columns(c, reply, a->n_fid, (uint32_t)most, info, err);
     if (st == VC_OK && lease_p != NULL)
         st = make_lease(c, reply, a, info, lease_p, err);
     vericache__v1__lookup_reply__free_unpacked(reply, NULL);
     return st;
 }
 
-vcache_status_t vcache_lookup(vcache_client_t *client, const uint8_t *keyspace, size_t keyspace_len,
-                              const uint32_t *tokens, uint32_t n_tokens, const vcache_fidelity_t *fids, uint32_t n_fid,
-                              vcache_lookup_info_t *info_p, vcache_lease_t **lease_p, vcache_error_t *err)
+typedef struct { /* one of the two */
+    const uint32_t *tokens;
+    uint32_t n_tokens;
+    const uint8_t *tip;
+} chain_name_t;
+
+static vcache_status_t lookup_chain(vcache_client_t *client, const uint8_t *keyspace, size_t keyspace_len,
+                                    const chain_name_t *name, const vcache_fidelity_t *fids, uint32_t n_fid,
+                                    vcache_lookup_info_t *info_p, vcache_lease_t **lease_p, vcache_error_t *err)
 {
     vc_err_t e = {0};
     vc_keyspace_t ks;
@@ -128,10 +145,13 @@ vcache_status_t vcache_lookup(vcache_client_t *client, const uint8_t *keyspace, 
         st = vcache_fidelities(fids, n_fid, m, list, keys, &e);
     if (st == VC_OK) {
         Vericache__V1__LookupRequest req = VERICACHE__V1__LOOKUP_REQUEST__INIT;
-        asked_t a = {&ks, tokens, keys, n_fid};
+        asked_t a = {&ks, name->tip != NULL ? NULL : name->tokens, keys, n_fid};
         req.keyspace = (ProtobufCBinaryData){keyspace_len, (uint8_t *)(uintptr_t)keyspace};
-        req.tokens = (uint32_t *)(uintptr_t)tokens;
-        req.n_tokens = n_tokens - n_tokens % ks.shape.block_tokens; /* a partial block is nobody's business */
+        req.tokens = (uint32_t *)(uintptr_t)name->tokens;
+        req.n_tokens =
+            name->n_tokens - name->n_tokens % ks.shape.block_tokens; /* a partial block is nobody's business */
+        if (name->tip != NULL)
+            req.tip = (ProtobufCBinaryData){VC_DIGEST_BYTES, (uint8_t *)(uintptr_t)name->tip};
         req.fidelities = list;
         req.n_fidelities = n_fid;
         req.want_lease = lease_p != NULL;
@@ -144,6 +164,23 @@ vcache_status_t vcache_lookup(vcache_client_t *client, const uint8_t *keyspace, 
             *lease_p = lease;
     }
     return vcache_give(st, &e, err);
+}
+
+vcache_status_t vcache_lookup(vcache_client_t *client, const uint8_t *keyspace, size_t keyspace_len,
+                              const uint32_t *tokens, uint32_t n_tokens, const vcache_fidelity_t *fids, uint32_t n_fid,
+                              vcache_lookup_info_t *info_p, vcache_lease_t **lease_p, vcache_error_t *err)
+{
+    static const uint32_t none;
+    const chain_name_t name = {tokens != NULL ? tokens : &none, n_tokens, NULL};
+    return lookup_chain(client, keyspace, keyspace_len, &name, fids, n_fid, info_p, lease_p, err);
+}
+
+vcache_status_t vcache_lookup_tip(vcache_client_t *client, const uint8_t *keyspace, size_t keyspace_len,
+                                  const uint8_t *tip, const vcache_fidelity_t *fids, uint32_t n_fid,
+                                  vcache_lookup_info_t *info_p, vcache_lease_t **lease_p, vcache_error_t *err)
+{
+    const chain_name_t name = {.tip = tip};
+    return lookup_chain(client, keyspace, keyspace_len, &name, fids, n_fid, info_p, lease_p, err);
 }
 
 void vcache_lease_ref(const vcache_lease_t *lease, Vericache__V1__LeaseRef *ref)

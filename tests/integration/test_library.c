@@ -8,10 +8,10 @@
 
 Test(library, exports_the_public_calls_and_hides_the_rest)
 {
-    static const char *const public[] = {"vcache_options_default", "vcache_connect", "vcache_disconnect",
-                                         "vcache_lookup",          "vcache_fetch",   "vcache_register",
-                                         "vcache_lease_renew",     "vcache_stats",   "vcache_lease_release",
-                                         "vcache_prefixes",        "vcache_health",  "vcache_status_name"};
+    static const char *const public[] = {
+        "vcache_options_default", "vcache_connect",    "vcache_disconnect",  "vcache_lookup", "vcache_fetch",
+        "vcache_register",        "vcache_lookup_tip", "vcache_lease_renew", "vcache_stats",  "vcache_lease_release",
+        "vcache_prefixes",        "vcache_health",     "vcache_status_name"};
     static const char *const inner[] = {"vc_rpc_unary", "vc_kvrec_check", "vc_data_fetch",
                                         "vc_alloc",     "vcache_give",    "vericache__v1__lookup_request__unpack"};
     if (access(LIBRARY, R_OK) != 0)
