@@ -16,6 +16,7 @@
 
 #include "compress/codec_int.h"
 #include "compress/pack.h"
+#include "compress/rot_int.h"
 #include "vc/mem.h"
 
 typedef struct block_state {
@@ -32,6 +33,8 @@ struct node_body_builder {
     node_spec_t spec;
     const node_model_info_t *model;
     node_load_t load;
+    node_prerope_t *prerope; /* made when first asked for, as is the next */
+    node_rot_quantise_fn quantise;
     vc_kv_shape_t shape;
     node_kv_dims_t dims;
     vc_digest_t keyspace_id;
@@ -98,6 +101,22 @@ vc_status_t node_body_begin(const node_spec_t *spec, const node_model_info_t *mo
 void node_body_set_load(node_body_builder_t *b, node_load_t load) { b->load = load; }
 node_load_t node_body_load(const node_body_builder_t *b) { return b->load; }
 const node_model_info_t *node_body_model(const node_body_builder_t *b) { return b->model; }
+
+const node_prerope_t *node_body_prerope(node_body_builder_t *b, uint32_t block)
+{
+    if (b->prerope == NULL)
+        b->prerope = node_prerope_create(b->model);
+    if (b->prerope)
+        node_prerope_set_block(b->prerope, block);
+    return b->prerope;
+}
+
+node_rot_quantise_fn node_body_quantiser(node_body_builder_t *b)
+{
+    if (b->quantise == NULL)
+        b->quantise = node_rot_quantise_best();
+    return b->quantise;
+}
 
 static vc_status_t check_head(const node_body_builder_t *b, const vc_kvrec_head_t *head, vc_err_t *err)
 {
@@ -270,6 +289,7 @@ void node_body_abort(node_body_builder_t *b)
         drop_record(&b->blocks[i]);
         node_page_put(b->blocks[i].page);
     }
+    node_prerope_destroy(b->prerope);
     vc_free(b->codes);
     vc_free(b->blocks);
     vc_free(b);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "compress/codec.h"
+#include "compress/prerope.h"
 
 /* ---- spec.c: one table of parameters per method ---- */
 
@@ -88,6 +89,17 @@ vc_status_t node_body_own_page(node_body_builder_t *b, uint32_t block, node_page
  * page has taken the block's place. One form per spec and model. */
 vc_status_t node_body_own_tile(node_body_builder_t *b, uint32_t block, uint32_t layer, uint32_t head,
                                const node_coded_form_t *form, uint8_t **tile_p, vc_err_t *err);
+
+/* Angles of a block, for keys that are stored before RoPE; made once per block. NULL: out of memory. */
+const node_prerope_t *node_body_prerope(node_body_builder_t *b, uint32_t block);
+
+/* ---- load.c, for decoders of keys that are stored before RoPE ---- */
+
+/* One head of one block, dequantised, keys after RoPE and exact rows in their places: k [head_dim][NODE_TILE], v
+ * [NODE_TILE][head_dim] f16, all finite. Becomes what node_body_load says; nothing where an exact page has taken the
+ * block's place. */
+vc_status_t node_body_put_tile(node_body_builder_t *b, uint32_t block, uint32_t layer, uint32_t head, const uint16_t *k,
+                               const uint16_t *v, vc_err_t *err);
 
 /* ---- the methods ---- */
 extern const node_codec_ops_t node_codec_none, node_codec_noise, node_codec_snapkv, node_codec_kivi, node_codec_rot;

@@ -32,7 +32,7 @@ static node_prerope_t *create(const node_model_info_t *model, const node_prerope
     node_prerope_t *p = ops ? vc_calloc(1, sizeof(*p)) : NULL;
     if (p == NULL)
         return NULL;
-    float *tables = vc_alloc_aligned(64, 2 * table);
+    float *tables = vc_alloc_aligned(64, 2 * table + 64);
     if (tables == NULL) {
         vc_free(p);
         return NULL;

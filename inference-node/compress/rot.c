@@ -66,7 +66,7 @@ node_rot_quantise_fn node_rot_quantise(node_ops_level_t level)
     return node_rot_quantise_scalar;
 }
 
-static node_rot_quantise_fn best_quantise(void)
+node_rot_quantise_fn node_rot_quantise_best(void)
 {
     node_rot_quantise_fn fn = node_rot_quantise(NODE_OPS_AVX512);
     if (fn == NULL)
@@ -77,7 +77,7 @@ static node_rot_quantise_fn best_quantise(void)
 typedef struct rot_plan {
     const node_spec_t *spec;
     const node_compress_in_t *in;
-    node_rot_quantise_fn quantise; /* chosen once: asking the CPU is slow under a hypervisor */
+    node_rot_quantise_fn quantise;
 } rot_plan_t;
 
 static vc_status_t rot_plan(const node_spec_t *spec, const node_compress_in_t *in, void **plan_p, vc_err_t *err)
@@ -88,7 +88,7 @@ static vc_status_t rot_plan(const node_spec_t *spec, const node_compress_in_t *i
     rot_plan_t *plan = vc_calloc(1, sizeof(*plan));
     if (plan == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "no memory for a compression plan");
-    *plan = (rot_plan_t){spec, in, best_quantise()};
+    *plan = (rot_plan_t){spec, in, node_rot_quantise_best()};
     *plan_p = plan;
     return VC_OK;
 }

@@ -58,5 +58,10 @@ void node_rot_quantise_avx512(const uint16_t *x, uint32_t dim, uint32_t group, u
                               uint16_t *scales, uint16_t *mins);
 /* NULL when the CPU lacks it. */
 node_rot_quantise_fn node_rot_quantise(node_ops_level_t level);
+/* To be asked once: asking the CPU is slow under a hypervisor. */
+node_rot_quantise_fn node_rot_quantise_best(void);
+/* The builder's answer (body.c). */
+struct node_body_builder;
+node_rot_quantise_fn node_body_quantiser(struct node_body_builder *b);
 
 #endif

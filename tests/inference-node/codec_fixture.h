@@ -11,6 +11,7 @@
 
 #include "compress/codec_int.h"
 #include "kernels/numerics.h"
+#include "model/rope.h"
 #include "support/golden.h"
 #include "support/vc_test.h"
 #include "vc/mem.h"
@@ -26,6 +27,14 @@ static node_model_info_t fx_model(uint32_t n_layer, uint32_t n_head, uint32_t n_
     m.n_head = n_head;
     m.n_kv_head = n_kv_head;
     m.head_dim = head_dim;
+    const node_rope_t rope = {.dims = head_dim, .theta = 10000, .factor = 1};
+    static float inv_freq[1024 / 2]; /* the same numbers for every model of one width: tests use one width at a time */
+    cr_assert_leq(head_dim, 1024);
+    node_rope_inv_freq(&rope, inv_freq, &m.rope_mscale);
+    m.rope_dims = head_dim;
+    m.rope_theta = 10000;
+    m.rope_inv_freq = inv_freq;
+    m.d_model = n_head * head_dim;
     m.keyspace.shape = (vc_kv_shape_t){n_layer, n_kv_head, head_dim, NODE_TILE, VC_DTYPE_F16};
     m.keyspace.layout_version = VC_LAYOUT_VERSION;
     snprintf(m.keyspace.rope, sizeof(m.keyspace.rope), "neox theta=10000 dims=%u", head_dim);
