@@ -142,3 +142,45 @@ void node_matrix_unpack_row(uint32_t type, const uint8_t *row, uint32_t n_in, fl
             unpack_block(type, row + g * block_bytes(type), out + (size_t)g * GROUP);
     }
 }
+
+/* Code of input i of a group, as pack_q4 and pack_q8 have laid it. */
+static float packed_code(uint32_t type, const uint8_t *group, uint32_t lane, uint32_t i)
+{
+    if (type == NODE_W_Q8_0) {
+        static const uint8_t place[4] = {0, 2, 1, 3};
+        return (float)(int8_t)group[i / 4 * 64 + lane * 4 + place[i % 4]];
+    }
+    uint32_t word, nibble = i % 8 / 2 + i % 2 * 4;
+    memcpy(&word, group + i / 8 * 64 + lane * 4, 4);
+    int32_t code = (int32_t)(word >> 4 * nibble & 15u);
+    return (float)(type == NODE_W_Q4_0 ? code - 8 : code);
+}
+
+static void unpack_group(uint32_t type, const uint8_t *group, uint32_t lane, float *out)
+{
+    const uint8_t *scales = group + (type == NODE_W_Q8_0 ? Q8_CODES : Q4_CODES);
+    float d = half_at(scales + lane * 2), min = type == NODE_W_Q4_1 ? half_at(scales + HALFS + lane * 2) : 0.0f;
+    for (uint32_t i = 0; i < GROUP; i++) {
+        float code = packed_code(type, group, lane, i);
+        out[i] = type == NODE_W_Q4_1 ? node_fma(d, code, min) : d * code;
+    }
+}
+
+void node_matrix_unpack_panel(const node_matrix_t *m, uint32_t panel, float *out)
+{
+    const uint8_t *data = m->data + (size_t)panel * m->panel_bytes;
+    for (uint32_t lane = 0; lane < NODE_PANEL; lane++, out += m->n_in) {
+        if (node_matrix_quantised(m->type)) {
+            for (uint32_t g = 0; g < m->n_in / GROUP; g++)
+                unpack_group(m->type, data + g * m->group_bytes, lane, out + (size_t)g * GROUP);
+            continue;
+        }
+        for (uint32_t i = 0; i < m->n_in; i++) {
+            size_t at = (size_t)i * NODE_PANEL + lane;
+            if (m->type == NODE_W_F16)
+                out[i] = half_at(data + 2 * at);
+            else
+                memcpy(&out[i], data + 4 * at, 4);
+        }
+    }
+}

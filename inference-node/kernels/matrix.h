@@ -43,6 +43,8 @@ size_t node_matrix_row_bytes(uint32_t type, uint32_t n_in);
 vc_status_t node_matrix_pack(node_matrix_t *m, uint32_t type, uint32_t n_in, uint32_t n_out,
                              const uint8_t *const *rows);
 void node_matrix_free(node_matrix_t *m);
+/* The weights of one panel as floats, the bits that node_matrix_unpack_row gives; outputs past n_out are zero. */
+void node_matrix_unpack_panel(const node_matrix_t *m, uint32_t panel, float *out /* [NODE_PANEL][n_in] */);
 
 /* One row of the file's format as floats: d * code (+ m with one fma). */
 void node_matrix_unpack_row(uint32_t type, const uint8_t *row, uint32_t n_in, float *out);

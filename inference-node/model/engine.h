@@ -84,6 +84,13 @@ vc_status_t node_forward(node_engine_t *eng, const node_row_t *rows, uint32_t n_
 /* tokens[0..n) appended to kv in passes of at most max_rows; logits (may be NULL) of the last one. */
 vc_status_t node_prefill(node_engine_t *eng, node_kv_t *kv, const uint32_t *tokens, uint32_t n, float *logits,
                          const node_capture_t *capture, vc_err_t *err);
+/* Threads of a pass. */
+uint32_t node_engine_n_threads(const node_engine_t *eng);
+/*
+ * How much a head's output weighs after the layer's output projection: |W_h v|^2 = v' G v, G = W_h' W_h, W_h the
+ * [d_model][head_dim] part of query head h. gram: [n_head][head_dim][head_dim], symmetric, sums in double. NOMEM only.
+ */
+vc_status_t node_engine_output_gram(const node_engine_t *eng, uint32_t layer, float *gram, vc_err_t *err);
 /* f16 stores that saturated so far: a warning sign about the model. */
 uint64_t node_engine_saturations(const node_engine_t *eng);
 

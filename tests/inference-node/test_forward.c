@@ -185,6 +185,39 @@ static void expect_same(const model_t *m, const result_t *want, result_t got, co
     vc_free(got.logits);
 }
 
+/* v' G v is the length of W v squared, whatever v, head and layer. */
+Test(forward, the_output_gram_gives_the_norm_of_a_head_after_the_projection)
+{
+    golden_t *golden = golden_open("llama_tiny");
+    golden_case_t c = golden_case(golden, "llama");
+    model_t m = open_model(tiny_model_from_golden(&c), 1, NODE_ISA_AUTO, 8);
+    const uint32_t d = m.info->head_dim, n_head = m.info->n_head, n_in = n_head * d;
+    float *gram = vc_calloc((size_t)n_in * d, sizeof *gram), v[64];
+    for (uint32_t layer = 0; layer < m.info->n_layer; layer++) {
+        char name[64];
+        snprintf(name, sizeof name, "model.layers.%u.self_attn.o_proj.weight", layer);
+        golden_tensor_t w = golden_in(&c, name);
+        cr_assert_eq(node_engine_output_gram(m.eng, layer, gram, NULL), VC_OK);
+        golden_fill(layer + 5, 1.0, v, d);
+        for (uint32_t h = 0; h < n_head; h++) {
+            double want = 0, got = 0;
+            for (uint32_t o = 0; o < m.info->d_model; o++) {
+                double y = 0;
+                for (uint32_t i = 0; i < d; i++)
+                    y += (double)w.f32[(size_t)o * n_in + h * d + i] * v[i];
+                want += y * y;
+            }
+            for (uint32_t i = 0; i < d * d; i++)
+                got += (double)v[i / d] * gram[(size_t)h * d * d + i] * v[i % d];
+            cr_assert(fabs(got - want) <= 1e-5 * want, "layer %u head %u: %g, not %g", layer, h, got, want);
+        }
+        golden_tensor_free(&w);
+    }
+    vc_free(gram);
+    close_model(&m);
+    golden_close(golden);
+}
+
 Test(forward, bits_do_not_depend_on_rows_threads_or_isa)
 {
     uint32_t tokens[N];

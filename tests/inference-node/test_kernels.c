@@ -311,6 +311,22 @@ static void compare_linear(uint32_t type, uint32_t n_in, uint32_t n_out, uint32_
     matrix_free(&x);
 }
 
+Test(kernels, an_unpacked_panel_is_the_rows_of_the_file)
+{
+    for (size_t t = 0; t < VC_ARRAY_LEN(types); t++) {
+        matrix_t x = matrix_create(types[t], 96, 37);
+        float out[NODE_PANEL * 96];
+        for (uint32_t o = 0; o < x.m.n_panels * NODE_PANEL; o++) {
+            node_matrix_unpack_panel(&x.m, o / NODE_PANEL, out);
+            const float *row = out + o % NODE_PANEL * 96;
+            for (uint32_t i = 0; i < 96; i++)
+                cr_assert(row[i] == (o < 37 ? x.plain[o * 96 + i] : 0.0f), "type %u output %u input %u", types[t], o,
+                          i);
+        }
+        matrix_free(&x);
+    }
+}
+
 Test(kernels, linear_is_equal_on_every_table_for_every_type_and_odd_shape)
 {
     static const uint32_t ins[] = {32, 64, 96, 576}, outs[] = {1, 15, 16, 17, 33, 100},
