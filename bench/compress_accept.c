@@ -31,6 +31,7 @@ static void open_node(void)
     o.model_path = bench_option("model", getenv("VERICACHE_MODEL"));
     if (!o.model_path || !o.model_path[0])
         bench_fail("no model: give --model FILE or set VERICACHE_MODEL");
+    o.calib_dir = bench_option("calibration", "");
     o.engine.n_threads = (uint32_t)atoi(bench_option("threads", "2"));
     OK(node_open(&o, &node, &compress_err));
 }
@@ -115,6 +116,7 @@ static void measure_text(const char *path, uint32_t prefix, uint32_t n_forced, s
         node_spec_t spec;
         node_body_t *body;
         OK(node_spec_parse(specs[i].text, &spec, &compress_err));
+        OK(node_bind_spec(node, &spec, &compress_err));
         OK(node_local_body(node->engine, &spec, &full, tokens, prefix / NODE_TILE, &body, &compress_err));
         specs[i].bytes += body->bytes;
         specs[i].numbers += (uint64_t)prefix * dims.n_layer * dims.n_kv_head * dims.head_dim * 2;

@@ -10,6 +10,19 @@ void node_opts_default(node_opts_t *opts)
     node_engine_opts_default(&opts->engine);
 }
 
+static vc_status_t keep_paths(node_t *node, const node_opts_t *opts, vc_err_t *err)
+{
+    const bool own_dir = opts->calib_dir != NULL && opts->calib_dir[0] != '\0';
+    node_codecs(&node->n_calibs);
+    node->calibs = vc_calloc(node->n_calibs, sizeof(*node->calibs));
+    node->model_path = vc_strdup(opts->model_path);
+    if (own_dir)
+        node->calib_dir = vc_strdup(opts->calib_dir);
+    if (node->calibs == NULL || node->model_path == NULL || (own_dir && node->calib_dir == NULL))
+        return vc_err_set(err, VC_ERR_NOMEM, "no memory for the node");
+    return VC_OK;
+}
+
 vc_status_t node_open(const node_opts_t *opts, node_t **node_p, vc_err_t *err)
 {
     if (opts->model_path == NULL || opts->model_path[0] == '\0')
@@ -18,7 +31,10 @@ vc_status_t node_open(const node_opts_t *opts, node_t **node_p, vc_err_t *err)
     if (node == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "no memory for the node");
     pthread_mutex_init(&node->pass_lock, NULL);
-    vc_status_t status = node_gguf_open(opts->model_path, &node->gguf, err);
+    pthread_mutex_init(&node->calib_lock, NULL);
+    vc_status_t status = keep_paths(node, opts, err);
+    if (status == VC_OK)
+        status = node_gguf_open(opts->model_path, &node->gguf, err);
     if (status == VC_OK)
         status = node_tokenizer_create(node->gguf, &node->tok, err);
     if (status == VC_OK && opts->need_engine)
@@ -44,6 +60,12 @@ void node_close(node_t *node)
     node_engine_destroy(node->engine);
     node_tokenizer_destroy(node->tok);
     node_gguf_close(node->gguf);
+    for (uint32_t i = 0; node->calibs != NULL && i < node->n_calibs; i++)
+        node_calib_free(node->calibs[i]);
+    vc_free(node->calibs);
+    vc_free(node->model_path);
+    vc_free(node->calib_dir);
+    pthread_mutex_destroy(&node->calib_lock);
     pthread_mutex_destroy(&node->pass_lock);
     vc_free(node);
 }
@@ -55,6 +77,49 @@ uint32_t node_end_tokens(const node_tokenizer_t *tok, uint32_t *ids, uint32_t ca
         if (node_tokenizer_is_end(tok, id))
             ids[n++] = id;
     return n;
+}
+
+vc_status_t node_calib_file(const node_t *node, const char *method, char *out, size_t cap, vc_err_t *err)
+{
+    return node_calib_path(node->calib_dir, node->model_path, method, out, cap, err);
+}
+
+static vc_status_t load_calib(const node_t *node, const node_spec_t *spec, node_calib_t **calib_p, vc_err_t *err)
+{
+    char path[4096];
+    vc_status_t status = node_calib_file(node, spec->ops->name, path, sizeof(path), err);
+    if (status == VC_OK)
+        status = node_calib_load(path, spec->ops, node_engine_info(node->engine), calib_p, err);
+    if (status != VC_ERR_NOT_FOUND)
+        return status;
+    return vc_err_set(err, VC_ERR_INVALID,
+                      "%s needs the calibration %s, which is not there; it is made with: vericache-node calibrate "
+                      "--model %s%s%s --method %s TEXT...",
+                      spec->ops->name, path, node->model_path, node->calib_dir ? " --calibration " : "",
+                      node->calib_dir ? node->calib_dir : "", spec->ops->name);
+}
+
+vc_status_t node_bind_spec(node_t *node, node_spec_t *spec, vc_err_t *err)
+{
+    if (!(spec->ops->needs(spec) & NODE_NEED_CALIB) || spec->calib != NULL)
+        return VC_OK;
+    uint32_t n, i = 0;
+    const node_codec_ops_t *const *codecs = node_codecs(&n);
+    while (i < node->n_calibs && codecs[i] != spec->ops)
+        i++;
+    if (node->engine == NULL || i == node->n_calibs)
+        return vc_err_set(err, VC_ERR_INVALID, "%s needs a model to be calibrated for", spec->text);
+    vc_status_t status = VC_OK;
+    pthread_mutex_lock(&node->calib_lock);
+    if (node->calibs[i] == NULL)
+        status = load_calib(node, spec, &node->calibs[i], err);
+    const node_calib_t *calib = node->calibs[i];
+    pthread_mutex_unlock(&node->calib_lock);
+    if (status == VC_OK && spec->ops->calib_fits != NULL)
+        status = spec->ops->calib_fits(spec, calib, err);
+    if (status == VC_OK)
+        node_spec_bind(spec, calib);
+    return status;
 }
 
 void node_pass_begin(node_t *node) { pthread_mutex_lock(&node->pass_lock); }

@@ -1,13 +1,14 @@
 /*
  * What every role starts with: the model file, its tokenizer and the engine. Immutable after open, but for the engine's
- * pass lock: one forward pass runs at a time, so threads that share an engine bracket their passes with
- * node_pass_begin/end.
+ * pass lock (one forward pass runs at a time, so threads that share an engine bracket their passes with
+ * node_pass_begin/end) and for the calibration blobs, loaded when first asked for.
  */
 #ifndef NODE_NODE_H
 #define NODE_NODE_H
 
 #include <pthread.h>
 
+#include "compress/calib.h"
 #include "model/engine.h"
 
 typedef struct node {
@@ -15,12 +16,17 @@ typedef struct node {
     node_tokenizer_t *tok;
     node_engine_t *engine;
     pthread_mutex_t pass_lock;
+    char *model_path, *calib_dir; /* calib_dir NULL: blobs lie beside the model file */
+    pthread_mutex_t calib_lock;   /* guards the two below; never held together with pass_lock */
+    node_calib_t **calibs;        /* [codec], NULL until it was needed */
+    uint32_t n_calibs;
 } node_t;
 
 typedef struct node_opts {
     const char *model_path;
     node_engine_opts_t engine;
-    bool need_engine; /* false: gguf and tokenizer only */
+    bool need_engine;      /* false: gguf and tokenizer only */
+    const char *calib_dir; /* of calibration blobs; NULL or empty: the model file's own */
 } node_opts_t;
 void node_opts_default(node_opts_t *opts);
 
@@ -28,6 +34,14 @@ vc_status_t node_open(const node_opts_t *opts, node_t **node_p, vc_err_t *err);
 void node_close(node_t *node);
 /* Ids that end a generation, ascending; at most cap. */
 uint32_t node_end_tokens(const node_tokenizer_t *tok, uint32_t *ids, uint32_t cap);
+/*
+ * Binds a spec to the calibration blob of its method, which the node loads once and keeps; specs must not outlive the
+ * node. Nothing happens where the spec needs none. INVALID names the missing file and the command that makes it;
+ * CORRUPT, MISMATCH as node_calib_load. Any thread; needs the engine.
+ */
+vc_status_t node_bind_spec(node_t *node, node_spec_t *spec, vc_err_t *err);
+/* The file that holds the blob of a method for this node. */
+vc_status_t node_calib_file(const node_t *node, const char *method, char *out, size_t cap, vc_err_t *err);
 /* One forward pass at a time. */
 void node_pass_begin(node_t *node);
 void node_pass_end(node_t *node);

@@ -13,7 +13,7 @@
 #include "kv/pages.h"
 #include "model/engine.h"
 
-typedef struct node_calib node_calib_t;
+typedef struct node_calib node_calib_t; /* calib.h */
 
 typedef struct node_spec {
     char text[VC_SPEC_TEXT_MAX]; /* canonical */
@@ -101,6 +101,8 @@ typedef struct node_codec_ops {
     vc_status_t (*calibrate)(const node_spec_t *spec, const node_calib_job_t *job, void **payload_p, size_t *bytes_p,
                              vc_err_t *err);
     vc_status_t (*calib_check)(const node_model_info_t *model, const uint8_t *payload, size_t bytes, vc_err_t *err);
+    /* Whether a checked blob has what these parameters need; NULL: any blob of the method does. */
+    vc_status_t (*calib_fits)(const node_spec_t *spec, const node_calib_t *calib, vc_err_t *err);
     /* plan_p: method state for this span (e.g. the selection); layer_bytes and encode are then called per (block,
      * layer), any order. */
     vc_status_t (*plan)(const node_spec_t *spec, const node_compress_in_t *in, void **plan_p, vc_err_t *err);

@@ -19,11 +19,15 @@ typedef struct node_cmd {
 /* In the order of --help; ends with a NULL name. */
 extern const node_cmd_t node_cmds[];
 
+int node_cmd_calibrate(int argc, char **argv);
 int node_cmd_compressors(int argc, char **argv);
 int node_cmd_generate(int argc, char **argv);
 int node_cmd_register(int argc, char **argv);
 int node_cmd_serve(int argc, char **argv);
 int node_cmd_tokenize(int argc, char **argv);
+
+/* Of the option --calibration, which several subcommands have. */
+#define NODE_CALIBRATION_HELP "directory of calibration blobs; none given: beside the model file"
 
 /*
  * What every subcommand begins with: reads the options, answers --help, --version and --print-config. True: go on with

@@ -18,7 +18,7 @@ typedef struct {
     bool chat;
 } flags_t;
 
-#define N_OPTS 32
+#define N_OPTS 40
 static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
 {
     node_generate_opts_t *o = &f->o;
@@ -39,6 +39,7 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
          "tokens per draft: auto, or a number; 0 decodes without drafts"},
         {"compressor", VC_OPT_STRING, &o->compressor, NULL, 0, 0, NULL,
          "what drafts are made from, e.g. kivi:bits=4; none given: full KV"},
+        {"calibration", VC_OPT_STRING, &o->calibration, NULL, 0, 0, NULL, NODE_CALIBRATION_HELP},
         {"compress-tokens", VC_OPT_U64, &o->compress_tokens, "4294967295", 0, 4294967295.0, NULL,
          "compress at most this many leading tokens of the prompt"},
         {"temperature", VC_OPT_DOUBLE, &o->sampling.temperature, "0", 0, 100, NULL, "0 is greedy"},

@@ -29,6 +29,7 @@ typedef struct node_generate_opts {
     /* drafting */
     uint32_t draft_length;    /* NODE_DRAFT_AUTO, or a number */
     const char *compressor;   /* spec text; empty: none */
+    const char *calibration;  /* directory of blobs; empty: the model file's own */
     uint64_t compress_tokens; /* at most this many leading prompt tokens are compressed, in whole blocks (solo) */
     node_sampling_t sampling;
     /* machine */

@@ -18,13 +18,13 @@
 #define DOCUMENT_MAX_BYTES (64u << 20)
 
 typedef struct register_opts {
-    const char *model, *server, *system, *compressor, *prompt_file;
+    const char *model, *server, *system, *compressor, *prompt_file, *calibration;
     uint64_t threads, limit_tokens;
     int isa, log_level;
     bool raw, json;
 } register_opts_t;
 
-#define REGISTER_N_OPTS 12
+#define REGISTER_N_OPTS 13
 static void fill_table(register_opts_t *o, vc_opt_t *table)
 {
     const vc_opt_t rows[REGISTER_N_OPTS] = {
@@ -32,6 +32,7 @@ static void fill_table(register_opts_t *o, vc_opt_t *table)
         {"server", VC_OPT_STRING, &o->server, "127.0.0.1:7070", 0, 0, NULL, "cache server HOST:PORT"},
         {"compressor", VC_OPT_STRING, &o->compressor, "kivi:bits=4", 0, 0, NULL,
          "compressed copies to store, several separated by ';'"},
+        {"calibration", VC_OPT_STRING, &o->calibration, NULL, 0, 0, NULL, NODE_CALIBRATION_HELP},
         {"prompt-file", VC_OPT_STRING, &o->prompt_file, NULL, 0, 0, NULL, "document ('-': standard input)"},
         {"system", VC_OPT_STRING, &o->system, NULL, 0, 0, NULL, "system turn in front of it"},
         {"raw", VC_OPT_BOOL, &o->raw, "false", 0, 0, NULL, "no chat template"},
@@ -84,6 +85,7 @@ static vc_status_t run_register(const register_opts_t *o, const char *text, size
     node_opts_t nopts;
     node_opts_default(&nopts);
     nopts.model_path = o->model;
+    nopts.calib_dir = o->calibration;
     nopts.engine.n_threads = (uint32_t)o->threads;
     nopts.engine.isa = (node_isa_t)o->isa;
     node_cache_opts_t copts;
@@ -99,6 +101,8 @@ static vc_status_t run_register(const register_opts_t *o, const char *text, size
     vc_status_t status = node_chain_parse_specs(o->compressor, specs, VC_ARRAY_LEN(specs), &n_specs, err);
     if (status == VC_OK)
         status = node_open(&nopts, &node, err);
+    for (uint32_t i = 0; status == VC_OK && i < n_specs; i++)
+        status = node_bind_spec(node, &specs[i], err);
     if (status == VC_OK)
         status = encode_document(o, node, text, bytes, &ids, &n_tokens, err);
     if (status == VC_OK)

@@ -97,6 +97,7 @@ static vc_status_t open_parts(node_remote_t *r, vc_err_t *err)
     node_opts_t nopts;
     node_opts_default(&nopts);
     nopts.model_path = o->model;
+    nopts.calib_dir = o->calibration;
     nopts.engine.n_threads = (uint32_t)o->threads;
     nopts.engine.isa = o->isa;
     vc_status_t status = VC_OK;
@@ -107,6 +108,8 @@ static vc_status_t open_parts(node_remote_t *r, vc_err_t *err)
     }
     if (status == VC_OK)
         status = node_open(&nopts, &r->node, err);
+    if (status == VC_OK && r->has_spec)
+        status = node_bind_spec(r->node, &r->spec, err);
     if (status == VC_OK)
         status = node_text_create(r->node->tok, o->stops, o->n_stops, &r->text, err);
     if (status == VC_OK && o->server != NULL && o->server[0] != '\0') {

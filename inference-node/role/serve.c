@@ -20,13 +20,13 @@
 #define MESSAGE_MAX_BYTES (8u << 20)
 
 typedef struct serve_opts {
-    const char *model, *listen, *server, *port_file;
+    const char *model, *listen, *server, *port_file, *calibration;
     int role, isa, log_level;
     uint64_t threads, kv_ram, max_draft, streams, grace_ms;
     bool store, data_plane, insecure;
 } serve_opts_t;
 
-#define SERVE_N_OPTS 16
+#define SERVE_N_OPTS 17
 static void fill_table(serve_opts_t *o, vc_opt_t *table)
 {
     const vc_opt_t rows[SERVE_N_OPTS] = {
@@ -36,6 +36,7 @@ static void fill_table(serve_opts_t *o, vc_opt_t *table)
         {"server", VC_OPT_STRING, &o->server, NULL, 0, 0, NULL, "cache server HOST:PORT (none: compute everything)"},
         {"data-plane", VC_OPT_BOOL, &o->data_plane, "true", 0, 0, NULL, "full KV over UCX where the server offers it"},
         {"store", VC_OPT_BOOL, &o->store, "true", 0, 0, NULL, "store new blocks when a request ends"},
+        {"calibration", VC_OPT_STRING, &o->calibration, NULL, 0, 0, NULL, NODE_CALIBRATION_HELP},
         {"threads", VC_OPT_U64, &o->threads, "2", 1, 256, NULL, "compute threads"},
         {"isa", VC_OPT_ENUM, &o->isa, "auto", 0, 0, "auto|scalar|avx2|avx512", "instruction set"},
         {"kv-ram", VC_OPT_BYTES, &o->kv_ram, "4GiB", 1 << 20, 0, NULL, "full KV of all requests together"},
@@ -114,6 +115,7 @@ static vc_status_t run_serve(const serve_opts_t *o, vc_err_t *err)
     node_opts_t nopts;
     node_opts_default(&nopts);
     nopts.model_path = o->model;
+    nopts.calib_dir = o->calibration;
     nopts.engine.n_threads = (uint32_t)o->threads;
     nopts.engine.isa = (node_isa_t)o->isa;
     node_t *node = NULL;

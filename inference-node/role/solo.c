@@ -65,10 +65,13 @@ static vc_status_t open_model(solo_t *s, vc_err_t *err)
     node_opts_t no;
     node_opts_default(&no);
     no.model_path = s->opts->model;
+    no.calib_dir = s->opts->calibration;
     no.engine.n_threads = (uint32_t)s->opts->threads;
     no.engine.isa = s->opts->isa;
     no.engine.max_rows = VC_MAX(no.engine.max_rows, max_draft(s->opts) + 1);
     vc_status_t st = node_open(&no, &s->node, err);
+    if (st == VC_OK && s->spec.ops != NULL)
+        st = node_bind_spec(s->node, &s->spec, err);
     return st == VC_OK ? encode_prompt(s, err) : st;
 }
 

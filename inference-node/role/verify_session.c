@@ -456,6 +456,21 @@ static void store_new_blocks(stream_t *s)
         vc_log_info("verify", "stored objects=%u bytes=%llu", stored.n_stored, (unsigned long long)stored.bytes);
 }
 
+/* A blob that is not here costs the compressed copy of new blocks, not the verdicts. */
+static vc_status_t take_spec(stream_t *s, vc_err_t *err)
+{
+    if (s->open->compressor[0] == '\0')
+        return VC_OK;
+    vc_status_t status = node_spec_parse(s->open->compressor, &s->spec, err);
+    if (status != VC_OK)
+        return status;
+    vc_err_t why = {0};
+    s->has_spec = node_bind_spec(s->service->node, &s->spec, &why) == VC_OK;
+    if (!s->has_spec)
+        vc_log_warn("verify", "no compressed copies of new blocks reason=\"%s\"", why.msg);
+    return VC_OK;
+}
+
 static vc_status_t serve_open(stream_t *s, vc_err_t *err)
 {
     const node_model_info_t *info = node_engine_info(s->service->node->engine);
@@ -465,10 +480,8 @@ static vc_status_t serve_open(stream_t *s, vc_err_t *err)
     if (s->rows == NULL || s->logits == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "no memory for the stream");
     vc_status_t status = check_open(info, s->open, err);
-    if (status == VC_OK && s->open->compressor[0] != '\0') {
-        status = node_spec_parse(s->open->compressor, &s->spec, err);
-        s->has_spec = status == VC_OK;
-    }
+    if (status == VC_OK)
+        status = take_spec(s, err);
     if (status == VC_OK)
         status = reserve_kv(s, err);
     if (status == VC_OK)
