@@ -26,69 +26,37 @@ static vc_status_t rot_parse(node_spec_t *spec, const char *params, vc_err_t *er
 static uint32_t rot_window(const node_spec_t *spec) { return spec->residual; }
 static uint32_t rot_sinks(const node_spec_t *spec) { return spec->residual ? 1 : 0; }
 
-/* One of the two matrices of a head. */
-typedef struct shape {
-    uint32_t dim, group, n_groups, bits, row_bytes;
-} shape_t;
-
-static shape_t shape_of(const node_spec_t *spec, uint32_t dim)
+static vc_status_t rows_of(const node_spec_t *spec, uint32_t dim, node_rot_rows_t *s, vc_err_t *err)
 {
-    uint32_t group = VC_MIN(spec->group, dim);
-    return (shape_t){dim, group, dim / group, spec->bits, dim * spec->bits / 8};
+    return node_rot_rows_init(s, spec->text, spec->bits, spec->group, dim, err);
 }
 
-static uint32_t codes_bytes(const shape_t *s) { return NODE_TILE * s->row_bytes; }
-static uint32_t params_bytes(const shape_t *s) { return NODE_TILE * s->n_groups * 2; } /* scales, or minima */
-static uint32_t matrix_bytes(const shape_t *s) { return codes_bytes(s) + 2 * params_bytes(s); }
-static uint32_t layer_length(const shape_t *s, uint32_t n_head) { return n_head * 2 * matrix_bytes(s) + 4; }
-
-static vc_status_t check_dim(const node_spec_t *spec, uint32_t dim, vc_err_t *err)
+static uint32_t layer_length(const node_rot_rows_t *s, uint32_t n_head)
 {
-    if (dim == 0 || dim % 16 != 0 || dim > NODE_HEAD_DIM_MAX || dim % VC_MIN(spec->group, dim) != 0)
-        return vc_err_set(err, VC_ERR_UNSUPPORTED, "%s does not fit a head of %u channels", spec->text, dim);
-    return VC_OK;
+    return n_head * 2 * node_rot_rows_bytes(s, NODE_TILE) + 4;
 }
 
 static double rot_bits(const node_spec_t *spec, uint32_t head_dim)
 {
-    return spec->bits + 32.0 / VC_MIN(spec->group, head_dim);
-}
-
-node_rot_quantise_fn node_rot_quantise(node_ops_level_t level)
-{
-    if (node_ops_get(level) == NULL)
-        return NULL;
-    switch (level) {
-    case NODE_OPS_AVX512: return node_rot_quantise_avx512;
-    case NODE_OPS_AVX2: return node_rot_quantise_avx2;
-    case NODE_OPS_SCALAR: break;
-    }
-    return node_rot_quantise_scalar;
-}
-
-node_rot_quantise_fn node_rot_quantise_best(void)
-{
-    node_rot_quantise_fn fn = node_rot_quantise(NODE_OPS_AVX512);
-    if (fn == NULL)
-        fn = node_rot_quantise(NODE_OPS_AVX2);
-    return fn ? fn : node_rot_quantise_scalar;
+    return node_rot_bits(spec->bits, spec->group, head_dim);
 }
 
 typedef struct rot_plan {
-    const node_spec_t *spec;
     const node_compress_in_t *in;
+    node_rot_rows_t rows;
     node_rot_quantise_fn quantise;
 } rot_plan_t;
 
 static vc_status_t rot_plan(const node_spec_t *spec, const node_compress_in_t *in, void **plan_p, vc_err_t *err)
 {
-    vc_status_t st = check_dim(spec, in->model->head_dim, err);
+    node_rot_rows_t rows;
+    vc_status_t st = rows_of(spec, in->model->head_dim, &rows, err);
     if (st != VC_OK)
         return st;
     rot_plan_t *plan = vc_calloc(1, sizeof(*plan));
     if (plan == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "no memory for a compression plan");
-    *plan = (rot_plan_t){spec, in, node_rot_quantise_best()};
+    *plan = (rot_plan_t){in, rows, node_rot_quantise_best()};
     *plan_p = plan;
     return VC_OK;
 }
@@ -97,73 +65,24 @@ static uint32_t rot_layer_bytes(const void *arg, uint32_t block, uint32_t layer)
 {
     (void)block, (void)layer;
     const rot_plan_t *plan = arg;
-    const shape_t s = shape_of(plan->spec, plan->in->model->head_dim);
-    return layer_length(&s, plan->in->model->n_kv_head);
-}
-
-/* One matrix, x [dim][NODE_TILE]; returns the first byte after it. */
-static uint8_t *encode_matrix(const shape_t *s, node_rot_quantise_fn quantise, const uint16_t *x, uint8_t *at)
-{
-    uint8_t codes[NODE_HEAD_DIM_MAX * NODE_TILE], row[NODE_HEAD_DIM_MAX];
-    uint16_t scales[NODE_HEAD_DIM_MAX / 16 * NODE_TILE], mins[NODE_HEAD_DIM_MAX / 16 * NODE_TILE];
-    quantise(x, s->dim, s->group, s->bits, codes, scales, mins);
-    uint8_t *scale_at = at + codes_bytes(s), *min_at = scale_at + params_bytes(s);
-    for (uint32_t t = 0; t < NODE_TILE; t++, at += s->row_bytes) {
-        for (uint32_t c = 0; c < s->dim; c++)
-            row[c] = codes[(size_t)c * NODE_TILE + t];
-        node_rot_pack(at, row, s->dim, s->bits);
-        for (uint32_t g = 0; g < s->n_groups; g++, scale_at += 2, min_at += 2) {
-            vc_put_le16(scale_at, scales[(size_t)g * NODE_TILE + t]);
-            vc_put_le16(min_at, mins[(size_t)g * NODE_TILE + t]);
-        }
-    }
-    return min_at;
+    return layer_length(&plan->rows, plan->in->model->n_kv_head);
 }
 
 static void rot_encode(const void *arg, uint32_t block, uint32_t layer, void *part)
 {
     const rot_plan_t *plan = arg;
-    const node_model_info_t *model = plan->in->model;
-    const shape_t s = shape_of(plan->spec, model->head_dim);
     node_page_t *page = node_kv_page_at(plan->in->kv, block);
-    uint16_t turned[NODE_HEAD_DIM_MAX * NODE_TILE];
     uint8_t *at = part;
-    for (uint32_t h = 0; h < model->n_kv_head; h++) {
-        at = encode_matrix(&s, plan->quantise, node_page_k(page, layer, h), at);
-        const uint16_t *v = node_page_v(page, layer, h);
-        for (uint32_t t = 0; t < NODE_TILE; t++)
-            for (uint32_t c = 0; c < s.dim; c++)
-                turned[(size_t)c * NODE_TILE + t] = v[(size_t)t * s.dim + c];
-        at = encode_matrix(&s, plan->quantise, turned, at);
-    }
+    for (uint32_t h = 0; h < plan->in->model->n_kv_head; h++)
+        at = node_rot_encode_head(&plan->rows, plan->quantise, page, layer, h, UINT64_MAX, at);
     vc_put_le32(at, 0);
 }
 
-/* Parameters are finite, scales not negative, and a zero scale has zero codes: what encode_matrix writes, no more. */
-static bool matrix_valid(const shape_t *s, const uint8_t *at)
-{
-    const uint8_t *scale_at = at + codes_bytes(s), *min_at = scale_at + params_bytes(s);
-    const uint32_t group_bytes = s->group * s->bits / 8;
-    if (!node_f16_finite(scale_at, (size_t)NODE_TILE * s->n_groups) ||
-        !node_f16_finite(min_at, (size_t)NODE_TILE * s->n_groups))
-        return false;
-    for (uint32_t g = 0; g < NODE_TILE * s->n_groups; g++) {
-        uint16_t scale = vc_le16(scale_at + 2 * g);
-        if (scale & 0x8000u)
-            return false;
-        uint32_t any = 0;
-        for (uint32_t i = 0; scale == 0 && i < group_bytes; i++)
-            any |= at[g * group_bytes + i];
-        if (any)
-            return false;
-    }
-    return true;
-}
-
 /* One matrix of the payload to the codes [NODE_TILE][dim] and parameters [group][NODE_TILE] of a coded tile. */
-static void decode_matrix(const shape_t *s, const uint8_t *at, uint8_t *codes, uint8_t *scales, uint8_t *mins)
+static void decode_matrix(const node_rot_rows_t *s, const uint8_t *at, uint8_t *codes, uint8_t *scales, uint8_t *mins)
 {
-    const uint8_t *scale_at = at + codes_bytes(s), *min_at = scale_at + params_bytes(s);
+    const node_coded_rows_t rows = node_rot_rows_at(s, at, NODE_TILE);
+    const uint8_t *scale_at = rows.scales, *min_at = rows.mins;
     node_rot_unpack(codes, at, NODE_TILE * s->dim, s->bits);
     for (uint32_t t = 0; t < NODE_TILE; t++)
         for (uint32_t g = 0; g < s->n_groups; g++, scale_at += 2, min_at += 2) {
@@ -173,12 +92,12 @@ static void decode_matrix(const shape_t *s, const uint8_t *at, uint8_t *codes, u
         }
 }
 
-static void decode_head(const shape_t *s, const node_coded_form_t *f, const uint8_t *at, uint8_t *tile)
+static void decode_head(const node_rot_rows_t *s, const node_coded_form_t *f, const uint8_t *at, uint8_t *tile)
 {
     uint8_t codes[NODE_HEAD_DIM_MAX * NODE_TILE];
     decode_matrix(s, at, codes, tile + f->k_scale, tile + f->k_min);
     node_coded_put_k(f, tile, codes);
-    decode_matrix(s, at + matrix_bytes(s), codes, tile + f->v_scale, tile + f->v_min);
+    decode_matrix(s, at + node_rot_rows_bytes(s, NODE_TILE), codes, tile + f->v_scale, tile + f->v_min);
     node_coded_put_v(f, tile, codes);
 }
 
@@ -186,15 +105,16 @@ static vc_status_t rot_decode(const node_spec_t *spec, const vc_kvrec_head_t *he
                               uint32_t length, node_body_builder_t *builder, vc_err_t *err)
 {
     const uint32_t dim = head->shape.head_dim, n_head = head->shape.n_kv_head;
-    vc_status_t st = check_dim(spec, dim, err);
+    node_rot_rows_t s;
+    vc_status_t st = rows_of(spec, dim, &s, err);
     if (st != VC_OK)
         return st;
-    const shape_t s = shape_of(spec, dim);
+    const uint32_t matrix = node_rot_rows_bytes(&s, NODE_TILE);
     if (length != layer_length(&s, n_head) || vc_le32((const uint8_t *)part + length - 4) != 0)
         return vc_err_set(err, VC_ERR_CORRUPT, "rot block %u layer %u: %u bytes where %u ending in a zero count belong",
                           head->block_index, layer, length, layer_length(&s, n_head));
     for (uint32_t i = 0; i < 2 * n_head; i++)
-        if (!matrix_valid(&s, (const uint8_t *)part + (size_t)i * matrix_bytes(&s)))
+        if (!node_rot_rows_valid(&s, (const uint8_t *)part + (size_t)i * matrix, NODE_TILE))
             return vc_err_set(err, VC_ERR_CORRUPT,
                               "rot block %u layer %u: %s of head %u have a scale or minimum that cannot be",
                               head->block_index, layer, i % 2 ? "values" : "keys", i / 2);
@@ -204,7 +124,7 @@ static vc_status_t rot_decode(const node_spec_t *spec, const vc_kvrec_head_t *he
         uint8_t *tile;
         st = node_body_own_tile(builder, head->block_index, layer, h, &form, &tile, err);
         if (st == VC_OK && tile != NULL)
-            decode_head(&s, &form, (const uint8_t *)part + (size_t)h * 2 * matrix_bytes(&s), tile);
+            decode_head(&s, &form, (const uint8_t *)part + (size_t)h * 2 * matrix, tile);
     }
     return st;
 }

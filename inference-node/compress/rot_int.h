@@ -6,6 +6,7 @@
 #ifndef NODE_ROT_INT_H
 #define NODE_ROT_INT_H
 
+#include "compress/codec_int.h"
 #include "kernels/backend.h"
 #include "kernels/numerics.h"
 #include "kv/pages.h"
@@ -61,7 +62,39 @@ node_rot_quantise_fn node_rot_quantise(node_ops_level_t level);
 /* To be asked once: asking the CPU is slow under a hypervisor. */
 node_rot_quantise_fn node_rot_quantise_best(void);
 /* The builder's answer (body.c). */
-struct node_body_builder;
-node_rot_quantise_fn node_body_quantiser(struct node_body_builder *b);
+node_rot_quantise_fn node_body_quantiser(node_body_builder_t *b);
+
+/* ---- rot_rows.c: rows of a payload, all of a block or the kept ones of a dropper ---- */
+
+/* Rows of K, or of V, of one head: codes [n][dim] of b bits, the first in the low bits; scales, then minima
+ * [n][dim / group] f16. */
+typedef struct node_rot_rows {
+    uint32_t dim, group, n_groups, bits, row_bytes; /* row_bytes: codes of one row */
+} node_rot_rows_t;
+
+/* group: the parameter; a head smaller than it is one group. UNSUPPORTED: the groups do not fit the head. text: of the
+ * spec, for the sentence. */
+vc_status_t node_rot_rows_init(node_rot_rows_t *s, const char *text, uint32_t bits, uint32_t group, uint32_t dim,
+                               vc_err_t *err);
+/* Bits per number. */
+static inline double node_rot_bits(uint32_t bits, uint32_t group, uint32_t dim)
+{
+    return bits + 32.0 / (group < dim ? group : dim);
+}
+static inline uint32_t node_rot_rows_bytes(const node_rot_rows_t *s, uint32_t n)
+{
+    return n * (s->row_bytes + 4 * s->n_groups);
+}
+/* Writes the kept rows of one head of a page, K and then V; returns the first byte after them. Their bytes do not
+ * depend on which other rows are kept. */
+uint8_t *node_rot_encode_head(const node_rot_rows_t *s, node_rot_quantise_fn quantise, node_page_t *page,
+                              uint32_t layer, uint32_t head, uint64_t kept, uint8_t *at);
+/* n rows from outside: parameters are finite, scales not negative, and a zero scale has zero codes. */
+bool node_rot_rows_valid(const node_rot_rows_t *s, const uint8_t *at, uint32_t n);
+static inline node_coded_rows_t node_rot_rows_at(const node_rot_rows_t *s, const uint8_t *at, uint32_t n)
+{
+    const uint8_t *scales = at + (size_t)n * s->row_bytes;
+    return (node_coded_rows_t){at, scales, scales + 2 * (size_t)n * s->n_groups};
+}
 
 #endif
