@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "compress/codec_int.h"
+#include "compress/dropper.h"
 #include "vc/mem.h"
 
 /* A compressor fed with infinities or NaN would produce scales and scores that mean nothing: say so, loudly. */
@@ -38,12 +38,11 @@ static vc_status_t check_input(const node_spec_t *spec, const node_compress_in_t
                           in->n_blocks);
     if ((spec->ops->needs(spec) & NODE_NEED_Q_WINDOW) && (in->q_window == NULL || in->q_rows == 0))
         return vc_err_set(err, VC_ERR_INVALID, "compressor %s needs the queries of the last tokens", spec->ops->name);
-    for (uint32_t b = in->first_block; b < in->n_blocks; b++) {
-        vc_status_t st = check_page(in, b, err);
-        if (st != VC_OK)
-            return st;
-    }
-    return VC_OK;
+    node_dropper_rows_t rows;
+    vc_status_t st = node_dropper_rows_init(&rows, spec, m->head_dim, false, err); /* no method need ask again */
+    for (uint32_t b = in->first_block; st == VC_OK && b < in->n_blocks; b++)
+        st = check_page(in, b, err);
+    return st;
 }
 
 typedef struct emit {

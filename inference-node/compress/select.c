@@ -98,6 +98,10 @@ node_selection_t *node_selection_create(const node_spec_t *spec, const node_comp
     s->in = in;
     s->n_heads = n_heads;
     s->n_new = n_new;
+    if (node_dropper_rows_init(&s->rows, spec, in->model->head_dim, true, err) != VC_OK) {
+        node_selection_free(s);
+        return NULL;
+    }
     return s;
 }
 
@@ -217,7 +221,7 @@ uint32_t node_selection_layer_bytes(const void *plan, uint32_t block, uint32_t l
     const node_model_info_t *m = s->in->model;
     uint32_t bytes = 0;
     for (uint32_t h = 0; h < m->n_kv_head; h++)
-        bytes += node_dropper_head_bytes((uint32_t)__builtin_popcountll(kept_of(s, block, layer, h)), m->head_dim);
+        bytes += node_dropper_rows_bytes(&s->rows, (uint32_t)__builtin_popcountll(kept_of(s, block, layer, h)));
     return bytes;
 }
 
@@ -228,5 +232,5 @@ void node_selection_encode(const void *plan, uint32_t block, uint32_t layer, voi
     node_page_t *page = node_kv_page_at(s->in->kv, block);
     uint8_t *at = part;
     for (uint32_t h = 0; h < m->n_kv_head; h++)
-        at = node_dropper_encode_head(at, page, layer, h, m->head_dim, kept_of(s, block, layer, h));
+        at = node_dropper_rows_encode(&s->rows, at, page, layer, h, kept_of(s, block, layer, h));
 }

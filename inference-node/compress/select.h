@@ -6,7 +6,7 @@
 #ifndef NODE_SELECT_H
 #define NODE_SELECT_H
 
-#include "compress/codec_int.h"
+#include "compress/dropper.h"
 
 typedef struct node_selection {
     const node_spec_t *spec;
@@ -14,6 +14,7 @@ typedef struct node_selection {
     uint32_t n_heads; /* n_layer * n_kv_head */
     uint32_t n_new;   /* blocks */
     uint64_t *kept;   /* [head][block - first_block], bit = row of the block; nothing kept at the start */
+    node_dropper_rows_t rows;
 } node_selection_t;
 
 node_selection_t *node_selection_create(const node_spec_t *spec, const node_compress_in_t *in, vc_err_t *err);

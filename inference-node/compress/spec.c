@@ -1,5 +1,6 @@
 /*
- * Compressor specs as text: method[:name=value[,name=value]*].
+ * Compressor specs as text: method[:name=value[,name=value]*], or DROPPER+rot[:bits=..,group=..] where the rows that a
+ * dropper keeps are quantised.
  *
  * Two texts that mean the same compressor have one canonical text: every parameter, in the order of the method's table,
  * numbers in their shortest form that reads back as the same double. The spec id is a hash of it, so this file decides
@@ -10,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compress/codec_int.h"
+#include "compress/select.h"
 #include "vc/mem.h"
 
 static const node_codec_ops_t *const codecs[] = {&node_codec_none, &node_codec_noise, &node_codec_snapkv,
@@ -244,25 +245,101 @@ static vc_status_t unknown_method(const char *name, size_t n, vc_err_t *err)
     return vc_err_set(err, VC_ERR_INVALID, "unknown compressor \"%.*s\"; there are: %s", (int)n, name, list);
 }
 
+static const node_codec_ops_t *find_method(const char *name, size_t n)
+{
+    for (size_t i = 0; i < VC_ARRAY_LEN(codecs); i++)
+        if (strlen(codecs[i]->name) == n && memcmp(codecs[i]->name, name, n) == 0)
+            return codecs[i];
+    return NULL;
+}
+
+/* One method of the text, params NULL where it has none. */
+static vc_status_t parse_method(const char *text, node_spec_t *spec, vc_err_t *err)
+{
+    const size_t n = strcspn(text, ":");
+    spec->ops = find_method(text, n);
+    if (spec->ops == NULL)
+        return unknown_method(text, n, err);
+    return spec->ops->parse(spec, text[n] == ':' ? text + n + 1 : NULL, err);
+}
+
+/* ---- "+rot": how the rows that a dropper keeps are written ---- */
+
+static const node_param_t row_params[] = {
+    {"bits", NODE_PARAM_UINT, offsetof(node_spec_t, row_bits), 0, 0, 4, "2,3,4,8"},
+    {"group", NODE_PARAM_UINT, offsetof(node_spec_t, row_group), 0, 0, 64, "16,32,64,128"},
+};
+
+/* What may follow "+", said before anything is parsed: only rot codes each row by itself. */
+static vc_status_t check_rows(const node_spec_t *spec, const char *rows, vc_err_t *err)
+{
+    const size_t n = strcspn(rows, ":+");
+    const node_codec_ops_t *ops = find_method(rows, n);
+    const char *first = spec->ops->name;
+    if (ops == NULL)
+        return unknown_method(rows, n, err);
+    if (rows[n] == '+' || strchr(rows + n, '+'))
+        return vc_err_set(err, VC_ERR_INVALID, "a compressor is one dropper and one \"+rot\" at most");
+    if (spec->ops->encode != node_selection_encode)
+        return vc_err_set(err, VC_ERR_INVALID,
+                          "compressor %s chooses no rows: \"+%s\" belongs behind a method that drops tokens", first,
+                          ops->name);
+    if (ops->kind == VC_KVREC_DROPPER)
+        return vc_err_set(err, VC_ERR_INVALID,
+                          "%s+%s: two methods that drop tokens do not combine; only rot may follow", first, ops->name);
+    if (strcmp(ops->name, "kivi") == 0)
+        return vc_err_set(err, VC_ERR_INVALID,
+                          "%s+kivi: the key groups of kivi run along the tokens and need all of them; use +rot", first);
+    if (strcmp(ops->name, "rot") != 0)
+        return vc_err_set(err, VC_ERR_INVALID, "%s+%s: only rot codes each row by itself without calibration; use +rot",
+                          first, ops->name);
+    return VC_OK;
+}
+
+static vc_status_t parse_rows(node_spec_t *spec, const char *rows, vc_err_t *err)
+{
+    vc_status_t st = check_rows(spec, rows, err);
+    if (st != VC_OK)
+        return st;
+    char dropper[VC_SPEC_TEXT_MAX], coded[VC_SPEC_TEXT_MAX];
+    memcpy(dropper, spec->text, sizeof(dropper));
+    const char *params = strchr(rows, ':');
+    if (params && (strstr(params, ":residual=") || strstr(params, ",residual=")))
+        return vc_err_set(err, VC_ERR_INVALID,
+                          "%s+rot has no parameter residual: the window of %s says which blocks stay exact",
+                          spec->ops->name, spec->ops->name);
+    st = node_params_parse(spec, "rot", params ? params + 1 : NULL, row_params, VC_ARRAY_LEN(row_params), err);
+    if (st != VC_OK)
+        return st;
+    memcpy(coded, spec->text, sizeof(coded));
+    memcpy(spec->text, dropper, sizeof(dropper));
+    if (!append(spec->text, "+") || !append(spec->text, coded))
+        return vc_err_set(err, VC_ERR_INVALID, "compressor %s+rot: the canonical text is longer than %d bytes",
+                          spec->ops->name, VC_SPEC_TEXT_MAX - 1);
+    return VC_OK;
+}
+
 vc_status_t node_spec_parse(const char *text, node_spec_t *spec_p, vc_err_t *err)
 {
     if (text == NULL || strlen(text) >= VC_SPEC_TEXT_MAX)
         return vc_err_set(err, VC_ERR_INVALID, "a compressor spec has at most %d bytes", VC_SPEC_TEXT_MAX - 1);
-    size_t n = strcspn(text, ":");
-    for (size_t i = 0; i < VC_ARRAY_LEN(codecs); i++) {
-        if (strlen(codecs[i]->name) != n || memcmp(codecs[i]->name, text, n) != 0)
-            continue;
-        node_spec_t spec;
-        memset(&spec, 0, sizeof(spec)); /* padding too: specs are compared and copied whole */
-        spec.ops = codecs[i];
-        vc_status_t st = codecs[i]->parse(&spec, text[n] == ':' ? text + n + 1 : NULL, err);
-        if (st != VC_OK)
-            return st;
-        vc_spec_id(spec.text, NULL, &spec.id);
-        *spec_p = spec;
-        return VC_OK;
-    }
-    return unknown_method(text, n, err);
+    node_spec_t spec;
+    char first[VC_SPEC_TEXT_MAX];
+    memset(&spec, 0, sizeof(spec)); /* padding too: specs are compared and copied whole */
+    snprintf(first, sizeof(first), "%s", text);
+    char *plus = strchr(first, '+');
+    while (plus && plus[1] >= '0' && plus[1] <= '9') /* a number's sign */
+        plus = strchr(plus + 1, '+');
+    if (plus)
+        *plus++ = '\0';
+    vc_status_t st = parse_method(first, &spec, err);
+    if (st == VC_OK && plus)
+        st = parse_rows(&spec, plus, err);
+    if (st != VC_OK)
+        return st;
+    vc_spec_id(spec.text, NULL, &spec.id);
+    *spec_p = spec;
+    return VC_OK;
 }
 
 double node_spec_bits_per_element(const node_spec_t *spec, const node_model_info_t *model)

@@ -136,6 +136,64 @@ Test(spec, text_that_is_no_number_is_refused)
         expect_refused(texts[i], "compressor", "");
 }
 
+Test(spec, kept_rows_may_be_coded)
+{
+    expect_text("snapkv+rot", "snapkv:keep=0.25,window=64,kernel=5,pool=avg+rot:bits=4,group=64");
+    expect_text("snapkv:keep=0.5+rot:group=32,bits=3",
+                "snapkv:keep=0.5,window=64,kernel=5,pool=avg+rot:bits=3,group=32");
+    expect_text("none+rot:bits=8", "none+rot:bits=8,group=64");
+    expect_text("snapkv:keep=2.5e-1", "snapkv:keep=0.25,window=64,kernel=5,pool=avg");
+    expect_text("snapkv:keep=0.025e+1+rot:bits=2", "snapkv:keep=0.25,window=64,kernel=5,pool=avg+rot:bits=2,group=64");
+    node_spec_t spec;
+    cr_assert_eq(node_spec_parse("snapkv:keep=0.5,window=32+rot:bits=3,group=32", &spec, NULL), VC_OK);
+    cr_assert(spec.keep == 0.5 && spec.window == 32 && spec.row_bits == 3 && spec.row_group == 32);
+    cr_assert(spec.bits == 0 && spec.group == 0 && spec.residual == 0);
+    cr_assert_str_eq(spec.ops->name, "snapkv");
+    cr_assert_eq(spec.ops->window_tokens(&spec), 32);
+}
+
+Test(spec, what_does_not_combine_is_refused_with_the_reason)
+{
+    expect_refused("snapkv+kivi", "snapkv+kivi", "need all of them");
+    expect_refused("snapkv:keep=0.5+kivi:bits=4", "snapkv+kivi", "key groups");
+    expect_refused("none+kivi", "none+kivi", "key groups");
+    expect_refused("snapkv+snapkv:keep=0.5", "two methods that drop tokens", "only rot");
+    expect_refused("snapkv+none", "two methods that drop tokens", "only rot");
+    expect_refused("rot+rot", "compressor rot", "drops tokens");
+    expect_refused("kivi:bits=4+rot", "compressor kivi", "drops tokens");
+    expect_refused("noise+rot", "compressor noise", "drops tokens");
+    expect_refused("rot+snapkv", "compressor rot", "drops tokens");
+    expect_refused("snapkv+rot+rot", "one dropper", "+rot");
+    expect_refused("snapkv+rot:bits=4+rot", "one dropper", "+rot");
+    expect_refused("snapkv+rot:bits=4+kivi", "one dropper", "+rot");
+    expect_refused("snapkv+", "unknown compressor \"\"", "rot");
+    expect_refused("+rot", "unknown compressor \"\"", "snapkv");
+    expect_refused("snapkv+gzip", "gzip", "snapkv");
+    expect_refused("snapkv +rot", "snapkv ", "rot");
+    expect_refused("snapkv+ rot", "unknown compressor", "rot");
+}
+
+Test(spec, coded_rows_have_no_residual_of_their_own)
+{
+    expect_refused("snapkv+rot:residual=64", "residual", "window of snapkv");
+    expect_refused("snapkv+rot:bits=4,residual=0", "residual", "window of snapkv");
+    expect_refused("snapkv+rot:bits=5", "bits=5", "2,3,4,8");
+    expect_refused("snapkv+rot:keep=0.5", "keep", "bits, group");
+    expect_refused("snapkv:bits=4+rot", "bits", "keep, window");
+    expect_refused("snapkv:keep=0.3333333333333333,window=1000,kernel=63,pool=max+rot:bits=4,group=128,bits=4", "bits",
+                   "twice");
+}
+
+Test(spec, coded_rows_are_another_copy)
+{
+    node_spec_t plain, coded, other;
+    cr_assert_eq(node_spec_parse("snapkv", &plain, NULL), VC_OK);
+    cr_assert_eq(node_spec_parse("snapkv+rot", &coded, NULL), VC_OK);
+    cr_assert_eq(node_spec_parse("snapkv+rot:bits=3", &other, NULL), VC_OK);
+    cr_assert(memcmp(&plain.id, &coded.id, sizeof(plain.id)) != 0);
+    cr_assert(memcmp(&other.id, &coded.id, sizeof(plain.id)) != 0);
+}
+
 Test(spec, a_parameter_given_twice_is_refused) { expect_refused("kivi:bits=4,bits=4", "bits", "twice"); }
 
 Test(spec, overlong_text_is_refused)
