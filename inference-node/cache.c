@@ -309,6 +309,7 @@ typedef struct store_source {
     const node_spec_t *specs;
     made_records_t made[8]; /* by column; column 0 (full) is made on the fly */
     const uint32_t *counts;
+    node_watches_t *watches;
     vc_err_t err;
 } store_source_t;
 
@@ -327,25 +328,6 @@ static int keep_record(void *arg, uint32_t block, const void *record, size_t byt
     return keep->made->data[block] == NULL;
 }
 
-/* One window of queries is kept for all specs; each is given exactly the last rows that it asks for. */
-static vc_status_t own_window(const node_spec_t *spec, node_compress_in_t *in, float **window_p, vc_err_t *err)
-{
-    uint32_t rows = VC_MIN(spec->window, in->n_blocks * NODE_TILE);
-    if (in->q_window == NULL || !(spec->ops->needs(spec) & NODE_NEED_Q_WINDOW) || rows >= in->q_rows)
-        return VC_OK;
-    size_t row = (size_t)in->model->n_head * in->model->head_dim;
-    float *window = vc_calloc(in->model->n_layer, rows * row * sizeof(float));
-    if (window == NULL)
-        return vc_err_set(err, VC_ERR_NOMEM, "no memory for a query window");
-    for (uint32_t l = 0; l < in->model->n_layer; l++)
-        memcpy(window + l * rows * row, in->q_window + ((size_t)l * in->q_rows + in->q_rows - rows) * row,
-               rows * row * sizeof(float));
-    in->q_window = window;
-    in->q_rows = rows;
-    *window_p = window;
-    return VC_OK;
-}
-
 static vc_status_t make_records(store_source_t *source, uint32_t column)
 {
     made_records_t *made = &source->made[column];
@@ -357,11 +339,8 @@ static vc_status_t make_records(store_source_t *source, uint32_t column)
         return vc_err_set(&source->err, VC_ERR_NOMEM, "no memory for compressed records");
     const node_spec_t *spec = &source->specs[column - 1];
     keep_arg_t keep = {made, in.n_blocks};
-    float *window = NULL;
-    vc_status_t status = own_window(spec, &in, &window, &source->err);
-    if (status == VC_OK)
-        status = node_compress(spec, &in, keep_record, &keep, &source->err);
-    vc_free(window);
+    in.watched = source->watches != NULL ? node_watches_state(source->watches, column - 1) : NULL;
+    vc_status_t status = node_compress(spec, &in, keep_record, &keep, &source->err);
     made->made = status == VC_OK;
     return status;
 }
@@ -395,7 +374,8 @@ static void free_records(store_source_t *source, uint32_t n_specs)
 }
 
 vc_status_t node_cache_store(node_cache_t *cache, const node_compress_in_t *in, const node_spec_t *specs,
-                             uint32_t n_specs, const uint32_t *counts, node_cache_stored_t *stored_p, vc_err_t *err)
+                             uint32_t n_specs, const uint32_t *counts, node_watches_t *watches,
+                             node_cache_stored_t *stored_p, vc_err_t *err)
 {
     *stored_p = (node_cache_stored_t){0};
     uint32_t first = in->n_blocks;
@@ -409,7 +389,7 @@ vc_status_t node_cache_store(node_cache_t *cache, const node_compress_in_t *in, 
         stored_p->n_present = in->n_blocks * (n_specs + 1);
         return VC_OK;
     }
-    store_source_t source = {.cache = cache, .in = in, .specs = specs, .counts = counts};
+    store_source_t source = {.cache = cache, .in = in, .specs = specs, .counts = counts, .watches = watches};
     vcache_register_stats_t stats = {0};
     vcache_error_t cerr = {0};
     vcache_status_t status = vcache_register(cache->client, cache->keyspace, cache->keyspace_len, in->tokens, first,

@@ -6,7 +6,7 @@
 #ifndef NODE_CACHE_H
 #define NODE_CACHE_H
 
-#include "compress/codec.h"
+#include "compress/watch.h"
 #include "model/engine.h"
 
 typedef struct node_cache node_cache_t;
@@ -59,10 +59,12 @@ vc_status_t node_cache_probe(node_cache_t *cache, const node_spec_t *specs, uint
 
 /*
  * Stores the full and compressed copies of blocks [0, n_blocks) that the server lacks; counts: the answer of a probe of
- * the same specs. in: full KV of the chain (first_block is set here). Compression runs once per spec, when the first of
+ * the same specs. in: full KV of the chain (first_block and watched are set here). watches: complete, begun with these
+ * specs and the counts of their copies; NULL where no method watches. Compression runs once per spec, when the first of
  * its records is asked for.
  */
 vc_status_t node_cache_store(node_cache_t *cache, const node_compress_in_t *in, const node_spec_t *specs,
-                             uint32_t n_specs, const uint32_t *counts, node_cache_stored_t *stored_p, vc_err_t *err);
+                             uint32_t n_specs, const uint32_t *counts, node_watches_t *watches,
+                             node_cache_stored_t *stored_p, vc_err_t *err);
 
 #endif

@@ -36,8 +36,6 @@ static vc_status_t check_input(const node_spec_t *spec, const node_compress_in_t
         in->kv->dims.n_kv_head != m->n_kv_head || in->kv->dims.head_dim != m->head_dim)
         return vc_err_set(err, VC_ERR_INVALID, "compression of %u blocks needs full KV of the model that covers them",
                           in->n_blocks);
-    if ((spec->ops->needs(spec) & NODE_NEED_Q_WINDOW) && (in->q_window == NULL || in->q_rows == 0))
-        return vc_err_set(err, VC_ERR_INVALID, "compressor %s needs the queries of the last tokens", spec->ops->name);
     node_dropper_rows_t rows;
     vc_status_t st = node_dropper_rows_init(&rows, spec, m->head_dim, false, err); /* no method need ask again */
     for (uint32_t b = in->first_block; st == VC_OK && b < in->n_blocks; b++)
@@ -80,7 +78,7 @@ static vc_status_t record_room(emit_t *e, uint32_t block, vc_err_t *err)
 static void fill_head(const emit_t *e, uint32_t block, vc_kvrec_head_t *head)
 {
     const node_compress_in_t *in = e->in;
-    bool chosen = (e->spec->ops->needs(e->spec) & NODE_NEED_Q_WINDOW) != 0;
+    bool chosen = e->spec->ops->chooses;
     memset(head, 0, sizeof(*head));
     head->fidelity = VC_FIDELITY_COMPRESSED;
     head->kind = e->spec->ops->kind;

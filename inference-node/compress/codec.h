@@ -29,9 +29,8 @@ typedef struct node_spec {
 } node_spec_t;
 
 enum {
-    NODE_NEED_Q_WINDOW = 1, /* queries after RoPE of the last spec.window tokens of the registered span */
-    NODE_NEED_REPLAY = 2,   /* node_compress_in_t.replay */
-    NODE_NEED_CALIB = 4     /* spec.calib */
+    NODE_NEED_REPLAY = 2, /* node_compress_in_t.replay */
+    NODE_NEED_CALIB = 4   /* spec.calib */
 };
 
 /* Methods that read the text again (KVzip, and calibration on any text). Token ids are borrowed. */
@@ -69,10 +68,7 @@ typedef struct node_compress_in {
     const uint32_t *tokens; /* whole chain, n_blocks * NODE_TILE */
     uint32_t first_block;   /* new blocks are [first_block, n_blocks) */
     uint32_t n_blocks;
-    const float
-        *q_window;   /* [n_layer][window rows][n_head][head_dim], rows = the last q_rows tokens; NULL when not needed */
-    uint32_t q_rows; /* min(spec.window, n_blocks * NODE_TILE): another length is INVALID */
-    void *watched;   /* state of the method's watch, which saw all its rows; NULL where it has none */
+    void *watched;               /* state of the method's watch, which saw all its rows; NULL where it has none */
     const node_replay_t *replay; /* NULL unless NODE_NEED_REPLAY */
 } node_compress_in_t;
 
@@ -90,8 +86,10 @@ typedef struct node_codec_ops {
                                                            records (R); 0 = none */
     uint32_t (*sink_blocks)(const node_spec_t *spec);   /* exact blocks at the start */
     bool chooses; /* which rows are kept or exact depends on the registered span: the header names it (horizon) */
-    /* Watching: NULL slots where nothing is wanted. watch sets kinds, state and the first position (end is end_token);
-     * what it leaves in state is freed with watch_free. */
+    /* Watching: NULL slots where nothing is wanted. watch sets kinds (of Q, K, V, X, RESID; 0: this spec wants
+     * nothing), state and the first position (end is end_token); what it leaves in state is freed with watch_free.
+     * watch_row runs while the threads of the engine wait or work for it: short, no locks, no allocation; what goes
+     * wrong is kept in the state and told by plan. */
     vc_status_t (*watch)(const node_spec_t *spec, const node_model_info_t *model, uint32_t first_token,
                          uint32_t end_token, node_watch_t *watch_p, vc_err_t *err);
     void (*watch_row)(void *state, node_capture_kind_t kind, uint32_t layer, uint32_t position, const float *values);

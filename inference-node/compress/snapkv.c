@@ -30,12 +30,6 @@ static vc_status_t snapkv_parse(node_spec_t *spec, const char *params, vc_err_t 
     return st;
 }
 
-static uint32_t snapkv_needs(const node_spec_t *spec)
-{
-    (void)spec;
-    return NODE_NEED_Q_WINDOW;
-}
-
 static uint32_t snapkv_window(const node_spec_t *spec) { return spec->window; }
 
 static uint32_t snapkv_sinks(const node_spec_t *spec)
@@ -43,6 +37,39 @@ static uint32_t snapkv_sinks(const node_spec_t *spec)
     (void)spec;
     return 1;
 }
+
+/* ---- the watch: queries of the last tokens ---- */
+
+static vc_status_t snapkv_watch(const node_spec_t *spec, const node_model_info_t *model, uint32_t first_token,
+                                uint32_t end_token, node_watch_t *watch_p, vc_err_t *err)
+{
+    (void)first_token; /* the window may reach into stored blocks */
+    const uint32_t rows = VC_MIN(spec->window, end_token);
+    const size_t row_floats = (size_t)model->n_head * model->head_dim;
+    size_t n, bytes;
+    node_snapkv_window_t *w = NULL;
+    if (vc_size_mul((size_t)model->n_layer * rows, row_floats, &n) && vc_size_mul(n, sizeof(float), &bytes) &&
+        vc_size_add(bytes, sizeof(*w), &bytes))
+        w = vc_calloc(1, bytes);
+    if (w == NULL)
+        return vc_err_set(err, VC_ERR_NOMEM, "no memory for the queries of %u tokens", rows);
+    w->first = end_token - rows;
+    w->rows = rows;
+    w->row_floats = row_floats;
+    *watch_p = (node_watch_t){.kinds = NODE_CAP_Q, .first = w->first, .end = end_token, .state = w};
+    return VC_OK;
+}
+
+static void snapkv_watch_row(void *state, node_capture_kind_t kind, uint32_t layer, uint32_t position,
+                             const float *values)
+{
+    (void)kind;
+    node_snapkv_window_t *w = state;
+    memcpy(w->q + ((size_t)layer * w->rows + (position - w->first)) * w->row_floats, values,
+           w->row_floats * sizeof(float));
+}
+
+/* ---- the choice ---- */
 
 typedef struct page_keys {
     const node_snapkv_ops_t *ops;
@@ -65,24 +92,24 @@ static vc_status_t select_head(const node_snapkv_ops_t *ops, node_selection_t *s
     const node_model_info_t *m = in->model;
     const uint32_t layer = index / m->n_kv_head, head = index % m->n_kv_head, group = m->n_head / m->n_kv_head;
     const uint32_t n_tokens = in->n_blocks * NODE_TILE, first = in->first_block * NODE_TILE;
-    const size_t q_row = (size_t)m->n_head * m->head_dim;
+    const node_snapkv_window_t *window = in->watched;
     page_keys_t page_keys = {ops, in->kv, layer, head, m->head_dim};
     node_snapkv_head_t score = {
         .n_tokens = n_tokens,
-        .window = in->q_rows,
+        .window = window->rows,
         .kernel = s->spec->kernel,
         .max_pool = s->spec->max_pool != 0,
         .dim = m->head_dim,
         .n_group = group,
-        .q = in->q_window + (size_t)layer * in->q_rows * q_row + (size_t)head * group * m->head_dim,
-        .q_stride = q_row,
+        .q = window->q + (size_t)layer * window->rows * window->row_floats + (size_t)head * group * m->head_dim,
+        .q_stride = window->row_floats,
         .keys = keys_of_page,
         .keys_arg = &page_keys,
     };
     vc_status_t st = node_snapkv_scores(ops, &score, scores, err);
     if (st != VC_OK)
         return vc_err_prefix(err, "snapkv layer %u head %u", layer, head);
-    uint32_t edge = VC_MAX(first, n_tokens - in->q_rows); /* first new token inside the window */
+    uint32_t edge = VC_MAX(first, n_tokens - window->rows); /* first new token inside the window */
     uint32_t take_rest, take_window;
     node_snapkv_budget(s->spec->keep, edge - first, n_tokens - edge, &take_rest, &take_window);
     uint64_t *kept = s->kept + (size_t)index * s->n_new;
@@ -111,9 +138,11 @@ static vc_status_t snapkv_plan(const node_spec_t *spec, const node_compress_in_t
 {
     const node_model_info_t *m = in->model;
     const uint32_t n_tokens = in->n_blocks * NODE_TILE;
-    if (in->q_rows != VC_MIN(spec->window, n_tokens))
-        return vc_err_set(err, VC_ERR_INVALID, "snapkv got the queries of %u tokens where it needs %u", in->q_rows,
-                          VC_MIN(spec->window, n_tokens));
+    const node_snapkv_window_t *window = in->watched;
+    const uint32_t rows = VC_MIN(spec->window, n_tokens);
+    if (window == NULL || window->rows != rows || window->first != n_tokens - rows)
+        return vc_err_set(err, VC_ERR_INVALID, "snapkv got the queries of %u tokens where it needs the last %u of %u",
+                          window != NULL ? window->rows : 0, rows, n_tokens);
     if (m->n_kv_head == 0 || m->n_head % m->n_kv_head != 0)
         return vc_err_set(err, VC_ERR_UNSUPPORTED, "%u query heads do not share %u KV heads evenly", m->n_head,
                           m->n_kv_head);
@@ -139,9 +168,13 @@ const node_codec_ops_t node_codec_snapkv = {
     .kind = VC_KVREC_DROPPER,
     .parse = snapkv_parse,
     .bits = node_dropper_bits,
-    .needs = snapkv_needs,
+    .needs = node_codec_no_need,
     .window_tokens = snapkv_window,
     .sink_blocks = snapkv_sinks,
+    .chooses = true,
+    .watch = snapkv_watch,
+    .watch_row = snapkv_watch_row,
+    .watch_free = vc_free,
     .plan = snapkv_plan,
     .layer_bytes = node_selection_layer_bytes,
     .encode = node_selection_encode,

@@ -23,6 +23,13 @@ extern const node_snapkv_ops_t node_snapkv_scalar, node_snapkv_avx2, node_snapkv
 const node_snapkv_ops_t *node_snapkv_ops(node_ops_level_t level);
 const node_snapkv_ops_t *node_snapkv_ops_best(void);
 
+/* What the watch saw: queries after RoPE of the last `rows` tokens. */
+typedef struct node_snapkv_window {
+    uint32_t first, rows; /* positions */
+    size_t row_floats;    /* n_head * head_dim */
+    float q[];            /* [layer][row][row_floats] */
+} node_snapkv_window_t;
+
 typedef struct node_snapkv_head {
     uint32_t n_tokens, window, kernel; /* window <= n_tokens */
     bool max_pool;

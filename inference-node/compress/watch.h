@@ -12,16 +12,22 @@
 
 typedef struct node_watches node_watches_t; /* one watch per spec that has a watch slot */
 
-/* first_blocks[i]: spec i will compress [first_blocks[i], n_blocks). specs and model are borrowed. */
+/* first_blocks[i]: spec i will compress [first_blocks[i], n_blocks); nothing to watch where that is empty. specs and
+ * model are borrowed. */
 vc_status_t node_watches_begin(const node_spec_t *specs, uint32_t n_specs, const node_model_info_t *model,
                                const uint32_t *first_blocks, uint32_t n_blocks, node_watches_t **w_p, vc_err_t *err);
-/* For node_prefill and node_forward of the chain's one session; NULL when nobody watches. */
+/* For node_prefill and node_forward of the chain's one session, which only grows; NULL when nobody watches (or w is).
+ */
 const node_capture_t *node_watches_capture(node_watches_t *w);
 /*
- * Makes whole what was not seen live: starts those methods over and runs passes over their rows on a session that
- * shares the pages of kv (full KV of at least n_blocks blocks of tokens, not changed). enter and leave (may be NULL)
- * bracket every pass.
+ * Before prefill goes on behind rows that came from elsewhere: passes over those of kv that the methods have to see, on
+ * a session that shares its pages, so that what is computed next can be watched live and nothing runs twice. tokens:
+ * of the whole chain. enter and leave (may be NULL) bracket every pass.
  */
+vc_status_t node_watches_catch_up(node_watches_t *w, node_engine_t *engine, const node_kv_t *kv, const uint32_t *tokens,
+                                  void (*enter)(void *arg), void (*leave)(void *arg), void *arg, vc_err_t *err);
+/* Afterwards: the same for whatever is still missing; a method that missed rows in between is started over. kv: full KV
+ * of at least n_blocks blocks, not changed. */
 vc_status_t node_watches_complete(node_watches_t *w, node_engine_t *engine, const node_kv_t *kv, const uint32_t *tokens,
                                   void (*enter)(void *arg), void (*leave)(void *arg), void *arg, vc_err_t *err);
 /* For node_compress_in_t.watched of specs[i]; NULL for a method that watches nothing. Owned by w. */

@@ -57,8 +57,8 @@ typedef struct node_row {
     bool want_logits;
 } node_row_t;
 
-/* What a pass can show of its inside, for compressors and tests. Called on the thread of node_forward, between layers.
- */
+/* What a pass can show of its inside, for compressors and tests. Called on the thread of node_forward, between the
+ * phases of a layer, while the other threads go on with the next one. */
 typedef enum {
     NODE_CAP_HIDDEN = 1, /* residual stream entering `layer` [d_model]; layer == n_layer: after the last */
     NODE_CAP_NORMED = 2, /* after the final norm [d_model] (rows with want_logits) */
@@ -70,7 +70,9 @@ typedef enum {
 } node_capture_kind_t;
 typedef struct node_capture {
     uint32_t kinds; /* OR of kinds wanted */
-    void (*fn)(void *arg, node_capture_kind_t kind, uint32_t layer, uint32_t row, const float *values);
+    /* row: of the pass; position: of the row in its session. Rows of one kind and layer come in ascending order. */
+    void (*fn)(void *arg, node_capture_kind_t kind, uint32_t layer, uint32_t row, uint32_t position,
+               const float *values);
     void *arg;
 } node_capture_t;
 

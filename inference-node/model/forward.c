@@ -181,8 +181,13 @@ static void show(const node_pass_t *pass, uint32_t thread, node_capture_kind_t k
 {
     if (thread != 0 || pass->capture == NULL || (pass->capture->kinds & (uint32_t)kind) == 0)
         return;
-    for (uint32_t r = 0; r < n; r++)
-        pass->capture->fn(pass->capture->arg, kind, layer, row_of != NULL ? row_of[r] : r, values + r * stride);
+    const node_row_block_t *b = pass->eng->blocks;
+    for (uint32_t r = 0; r < n; r++) {
+        uint32_t row = row_of != NULL ? row_of[r] : r;
+        while (row >= b->first + b->n_rows)
+            b++;
+        pass->capture->fn(pass->capture->arg, kind, layer, row, node_row_position(b, row), values + r * stride);
+    }
 }
 
 /* Up to the layer's K and V, which every row needs. */
@@ -193,6 +198,8 @@ static void kv_part(node_pass_t *pass, uint32_t layer, uint32_t thread)
     uint32_t n = pass->n_rows;
     each_row(pass, layer, 0, n, row_attn_norm);
     show(pass, thread, NODE_CAP_HIDDEN, layer, eng->x, eng->model_stride, n, NULL);
+    show(pass, thread, NODE_CAP_RESID, layer, eng->x, eng->model_stride, n, NULL);
+    show(pass, thread, NODE_CAP_X, layer, eng->act_model.x, eng->act_model.stride, n, NULL);
     const target_t qkv[] = {
         {&w->q, eng->q, eng->q_stride}, {&w->k, eng->k, eng->kv_stride}, {&w->v, eng->v, eng->kv_stride}};
     linear(pass, &eng->act_model, 0, n, qkv, 3);
@@ -320,7 +327,7 @@ vc_status_t node_forward(node_engine_t *eng, const node_row_t *rows, uint32_t n_
     vc_status_t st = plan(&pass, err);
     if (st != VC_OK)
         return st;
-    if (capture == NULL)
+    if (capture == NULL || (capture->kinds & NODE_CAP_HIDDEN) == 0)
         pass.tail = pass.n_want != 0 ? eng->want[0] : n_rows;
     for (uint32_t i = 0; i < n_rows; i += run_length(rows, n_rows, i))
         if (node_kv_reserve(rows[i].kv, run_length(rows, n_rows, i)) != VC_OK)

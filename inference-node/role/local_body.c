@@ -1,8 +1,7 @@
 /* Compresses in memory: records go from the compressor straight into the body's builder. No state. */
 #include "role/local_body.h"
 
-#include "compress/qwindow.h"
-#include "vc/mem.h"
+#include "compress/watch.h"
 
 typedef struct {
     node_body_builder_t *builder;
@@ -38,11 +37,12 @@ vc_status_t node_local_body(node_engine_t *engine, const node_spec_t *spec, cons
 {
     node_compress_in_t in = {
         .model = node_engine_info(engine), .kv = kv, .tokens = tokens, .first_block = 0, .n_blocks = n_blocks};
-    float *q = NULL;
-    vc_status_t st = VC_OK;
-    if (spec->ops->needs(spec) & NODE_NEED_Q_WINDOW)
-        st = node_q_window(engine, kv, tokens, n_blocks * NODE_TILE, spec->window, &q, &in.q_rows, err);
-    in.q_window = q;
+    node_watches_t *watches = NULL;
+    vc_status_t st = node_watches_begin(spec, 1, in.model, &in.first_block, n_blocks, &watches, err);
+    if (st == VC_OK)
+        st = node_watches_complete(watches, engine, kv, tokens, NULL, NULL, NULL, err);
+    if (st == VC_OK)
+        in.watched = node_watches_state(watches, 0);
     sink_t sink = {NULL, VC_OK, err};
     if (st == VC_OK)
         st = node_body_begin(spec, in.model, n_blocks, &sink.builder, err);
@@ -57,6 +57,6 @@ vc_status_t node_local_body(node_engine_t *engine, const node_spec_t *spec, cons
         st = node_body_finish(sink.builder, body_p, err);
     else
         node_body_abort(sink.builder);
-    vc_free(q);
+    node_watches_free(watches);
     return st;
 }

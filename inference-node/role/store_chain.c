@@ -5,11 +5,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "compress/qwindow.h"
+#include "compress/watch.h"
 #include "vc/log.h"
 #include "vc/mem.h"
 
 #define PASS_TOKENS 256u /* the engine is free for others between passes of this size */
+
+enum { N_COUNTS = 8 }; /* of a probe: full records and up to seven compressors */
 
 vc_status_t node_chain_parse_specs(const char *text, node_spec_t *specs, uint32_t cap, uint32_t *n_p, vc_err_t *err)
 {
@@ -34,17 +36,24 @@ vc_status_t node_chain_parse_specs(const char *text, node_spec_t *specs, uint32_
     return VC_OK;
 }
 
-/* One window serves every spec: the widest that any asks for; each takes its own last rows from it. */
-static vc_status_t make_window(node_t *node, const node_kv_t *kv, const uint32_t *tokens, uint32_t n, uint32_t window,
-                               node_compress_in_t *in, float **q_p, vc_err_t *err)
+static void pass_begin(void *node) { node_pass_begin(node); }
+static void pass_end(void *node) { node_pass_end(node); }
+
+/* counts: of a probe just made. watches: begun with these counts, or NULL: the passes are run here. */
+static vc_status_t store_counted(node_t *node, node_cache_t *cache, const node_compress_in_t *in,
+                                 const node_spec_t *specs, uint32_t n_specs, const uint32_t *counts,
+                                 node_watches_t *watches, node_cache_stored_t *stored_p, vc_err_t *err)
 {
-    *q_p = NULL;
-    if (window == 0)
-        return VC_OK;
-    node_pass_begin(node);
-    vc_status_t status = node_q_window(node->engine, kv, tokens, n, window, q_p, &in->q_rows, err);
-    node_pass_end(node);
-    in->q_window = *q_p;
+    node_watches_t *own = NULL;
+    vc_status_t status = VC_OK;
+    if (watches == NULL)
+        status = node_watches_begin(specs, n_specs, in->model, counts + 1, in->n_blocks, &own, err);
+    watches = watches != NULL ? watches : own;
+    if (status == VC_OK)
+        status = node_watches_complete(watches, node->engine, in->kv, in->tokens, pass_begin, pass_end, node, err);
+    if (status == VC_OK)
+        status = node_cache_store(cache, in, specs, n_specs, counts, watches, stored_p, err);
+    node_watches_free(own);
     return status;
 }
 
@@ -52,30 +61,25 @@ vc_status_t node_chain_store(node_t *node, node_cache_t *cache, const node_kv_t 
                              uint32_t n_tokens, const node_spec_t *specs, uint32_t n_specs,
                              node_cache_stored_t *stored_p, vc_err_t *err)
 {
-    uint32_t n_blocks = n_tokens / NODE_TILE, window = 0, counts[8] = {0};
+    uint32_t counts[N_COUNTS] = {0};
     *stored_p = (node_cache_stored_t){0};
-    vc_status_t status = node_cache_probe(cache, specs, n_specs, tokens, n_blocks * NODE_TILE, counts, err);
-    for (uint32_t i = 0; status == VC_OK && i < n_specs; i++)
-        if (counts[i + 1] < n_blocks && (specs[i].ops->needs(&specs[i]) & NODE_NEED_Q_WINDOW))
-            window = VC_MAX(window, specs[i].window);
-    node_compress_in_t in = {.model = node_engine_info(node->engine), .kv = kv, .tokens = tokens, .n_blocks = n_blocks};
-    float *q = NULL;
+    const node_compress_in_t in = {
+        .model = node_engine_info(node->engine), .kv = kv, .tokens = tokens, .n_blocks = n_tokens / NODE_TILE};
+    vc_status_t status = node_cache_probe(cache, specs, n_specs, tokens, in.n_blocks * NODE_TILE, counts, err);
     if (status == VC_OK)
-        status = make_window(node, kv, tokens, n_blocks * NODE_TILE, window, &in, &q, err);
-    if (status == VC_OK)
-        status = node_cache_store(cache, &in, specs, n_specs, counts, stored_p, err);
-    vc_free(q);
+        status = store_counted(node, cache, &in, specs, n_specs, counts, NULL, stored_p, err);
     return status;
 }
 
-static vc_status_t compute_rest(node_t *node, node_kv_t *kv, const uint32_t *tokens, uint32_t n, vc_err_t *err)
+static vc_status_t compute_rest(node_t *node, node_kv_t *kv, const uint32_t *tokens, uint32_t n,
+                                const node_capture_t *capture, vc_err_t *err)
 {
     bool show = isatty(STDERR_FILENO) != 0;
     vc_status_t status = VC_OK;
     while (status == VC_OK && kv->n_tokens < n) {
         uint32_t m = VC_MIN(PASS_TOKENS, n - kv->n_tokens);
         node_pass_begin(node);
-        status = node_prefill(node->engine, kv, tokens + kv->n_tokens, m, NULL, NULL, err);
+        status = node_prefill(node->engine, kv, tokens + kv->n_tokens, m, NULL, capture, err);
         node_pass_end(node);
         if (show)
             fprintf(stderr, "\rprefill %u / %u tokens", kv->n_tokens, n);
@@ -85,12 +89,42 @@ static vc_status_t compute_rest(node_t *node, node_kv_t *kv, const uint32_t *tok
     return status;
 }
 
+/* Fetches, computes and stores the whole blocks that `in` covers; its kv is empty. counts: of a probe just made. */
+static vc_status_t compute_and_store(node_t *node, node_cache_t *cache, const node_compress_in_t *in, node_kv_t *kv,
+                                     const node_spec_t *specs, uint32_t n_specs, const uint32_t *counts,
+                                     node_chain_stored_t *stored_p, vc_err_t *err)
+{
+    const uint32_t n = in->n_blocks * NODE_TILE;
+    uint32_t now[N_COUNTS] = {0};
+    node_watches_t *watches = NULL;
+    vc_status_t status = node_watches_begin(specs, n_specs, in->model, counts + 1, in->n_blocks, &watches, err);
+    if (status != VC_OK)
+        return status;
+    node_cache_result_t got;
+    node_cache_fetch_full(cache, in->tokens, n + 1, kv, &got);
+    if (got.status != VC_OK)
+        vc_log_warn("register", "stored blocks not fetched, computing them reason=\"%s\"", got.note);
+    stored_p->fetched_blocks = got.blocks;
+    stored_p->computed_tokens = n - kv->n_tokens;
+    status = node_watches_catch_up(watches, node->engine, kv, in->tokens, pass_begin, pass_end, node, err);
+    if (status == VC_OK)
+        status = compute_rest(node, kv, in->tokens, n, node_watches_capture(watches), err);
+    if (status == VC_OK) /* it took a while: others may have stored, the server may have evicted */
+        status = node_cache_probe(cache, specs, n_specs, in->tokens, n, now, err);
+    if (status == VC_OK) {
+        bool same = memcmp(counts + 1, now + 1, n_specs * sizeof(*now)) == 0;
+        status = store_counted(node, cache, in, specs, n_specs, now, same ? watches : NULL, &stored_p->cache, err);
+    }
+    node_watches_free(watches);
+    return status;
+}
+
 vc_status_t node_chain_compute_and_store(node_t *node, node_cache_t *cache, const uint32_t *tokens, uint32_t n_tokens,
                                          const node_spec_t *specs, uint32_t n_specs, node_chain_stored_t *stored_p,
                                          vc_err_t *err)
 {
     *stored_p = (node_chain_stored_t){0};
-    uint32_t n = n_tokens / NODE_TILE * NODE_TILE, counts[8] = {0};
+    uint32_t n = n_tokens / NODE_TILE * NODE_TILE, counts[N_COUNTS] = {0};
     vc_status_t status = node_cache_probe(cache, specs, n_specs, tokens, n, counts, err);
     if (status != VC_OK)
         return status;
@@ -107,15 +141,9 @@ vc_status_t node_chain_compute_and_store(node_t *node, node_cache_t *cache, cons
     status = node_kv_init(&kv, &dims, NULL);
     if (status != VC_OK)
         return vc_err_set(err, status, "no memory for the KV of %u tokens", n);
-    node_cache_result_t got;
-    node_cache_fetch_full(cache, tokens, n + 1, &kv, &got);
-    if (got.status != VC_OK)
-        vc_log_warn("register", "stored blocks not fetched, computing them reason=\"%s\"", got.note);
-    stored_p->fetched_blocks = got.blocks;
-    stored_p->computed_tokens = n - kv.n_tokens;
-    status = compute_rest(node, &kv, tokens, n, err);
-    if (status == VC_OK)
-        status = node_chain_store(node, cache, &kv, tokens, n, specs, n_specs, &stored_p->cache, err);
+    const node_compress_in_t in = {
+        .model = node_engine_info(node->engine), .kv = &kv, .tokens = tokens, .n_blocks = n / NODE_TILE};
+    status = compute_and_store(node, cache, &in, &kv, specs, n_specs, counts, stored_p, err);
     node_kv_fini(&kv);
     return status;
 }

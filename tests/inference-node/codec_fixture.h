@@ -18,6 +18,27 @@
 
 #pragma GCC diagnostic ignored "-Wunused-function"
 
+/* Frequencies of plain RoPE; one table per head size, never freed. */
+static const float *fx_inv_freq(uint32_t head_dim)
+{
+    enum { N_TABLES = 16, DIM_MAX = 1024 };
+    static float tables[N_TABLES][DIM_MAX / 2];
+    static uint32_t dims[N_TABLES];
+    cr_assert_leq(head_dim, DIM_MAX);
+    for (int i = 0; i < N_TABLES; i++) {
+        if (dims[i] == 0) {
+            const node_rope_t rope = {.kind = NODE_ROPE_DEFAULT, .dims = head_dim, .theta = 10000.0};
+            float mscale;
+            dims[i] = head_dim;
+            node_rope_inv_freq(&rope, tables[i], &mscale);
+        }
+        if (dims[i] == head_dim)
+            return tables[i];
+    }
+    cr_assert(false, "more head sizes than tables");
+    return NULL;
+}
+
 static node_model_info_t fx_model(uint32_t n_layer, uint32_t n_head, uint32_t n_kv_head, uint32_t head_dim)
 {
     node_model_info_t m;
@@ -27,14 +48,12 @@ static node_model_info_t fx_model(uint32_t n_layer, uint32_t n_head, uint32_t n_
     m.n_head = n_head;
     m.n_kv_head = n_kv_head;
     m.head_dim = head_dim;
-    const node_rope_t rope = {.dims = head_dim, .theta = 10000, .factor = 1};
-    static float inv_freq[1024 / 2]; /* the same numbers for every model of one width: tests use one width at a time */
-    cr_assert_leq(head_dim, 1024);
-    node_rope_inv_freq(&rope, inv_freq, &m.rope_mscale);
-    m.rope_dims = head_dim;
-    m.rope_theta = 10000;
-    m.rope_inv_freq = inv_freq;
     m.d_model = n_head * head_dim;
+    m.context = 8192;
+    m.rope_dims = head_dim;
+    m.rope_theta = 10000.0;
+    m.rope_mscale = 1.0f;
+    m.rope_inv_freq = fx_inv_freq(head_dim);
     m.keyspace.shape = (vc_kv_shape_t){n_layer, n_kv_head, head_dim, NODE_TILE, VC_DTYPE_F16};
     m.keyspace.layout_version = VC_LAYOUT_VERSION;
     snprintf(m.keyspace.rope, sizeof(m.keyspace.rope), "neox theta=10000 dims=%u", head_dim);
@@ -73,41 +92,49 @@ static uint32_t *fx_tokens(uint32_t n_blocks, uint32_t seed)
     return tokens;
 }
 
-/* [n_layer][rows][n_head][head_dim] */
-static float *fx_queries(const node_model_info_t *m, uint32_t rows, uint32_t seed)
-{
-    size_t n = (size_t)m->n_layer * rows * m->n_head * m->head_dim;
-    float *q = vc_calloc(n, sizeof(*q));
-    cr_assert_not_null(q);
-    golden_fill(seed, 2.0, q, n);
-    return q;
-}
-
-/* Everything that a compression takes, owned together. */
+/* Everything that a compression takes, owned together. What methods watch: queries from q, the rest made up. */
 typedef struct fx {
     node_model_info_t model;
     node_kv_t kv;
     uint32_t *tokens;
-    float *q;
-    node_compress_in_t in;
+    float *q; /* [n_layer][n_tokens][n_head][head_dim] */
+    uint32_t seed;
+    node_compress_in_t in; /* model, kv and tokens above */
 } fx_t;
+
+/* Queries of a token in a layer. */
+static float *fx_q(const fx_t *f, uint32_t layer, uint32_t position)
+{
+    size_t n_tokens = (size_t)f->kv.n_tokens;
+    return f->q + ((size_t)layer * n_tokens + position) * f->model.n_head * f->model.head_dim;
+}
+
+/* Queries of the last `window` tokens are numbered for themselves, so that they do not depend on the text's length. */
+static void fx_fill_queries(fx_t *f, uint32_t window, uint32_t seed)
+{
+    const size_t width = (size_t)f->model.n_head * f->model.head_dim, n_tokens = f->kv.n_tokens;
+    const size_t rest = n_tokens - window;
+    f->q = vc_calloc(f->model.n_layer * n_tokens * width, sizeof(*f->q));
+    cr_assert_not_null(f->q);
+    for (uint32_t l = 0; l < f->model.n_layer; l++)
+        for (size_t t = 0; t < n_tokens; t++)
+            for (size_t i = 0; i < width; i++) {
+                bool in = t >= rest;
+                uint64_t number = in ? (l * window + (t - rest)) * width + i : (l * rest + t) * width + i;
+                fx_q(f, l, (uint32_t)t)[i] = (float)(2.0 * golden_u(in ? seed : seed + 50, number));
+            }
+}
 
 /* Fills in place: in.model and in.kv point into f. */
 static void fx_open(fx_t *f, node_model_info_t model, uint32_t n_blocks, uint32_t window, uint32_t seed)
 {
     memset(f, 0, sizeof(*f));
     f->model = model;
+    f->seed = seed;
     f->kv = fx_kv(&f->model, n_blocks, seed);
     f->tokens = fx_tokens(n_blocks, seed + 1);
-    uint32_t rows = VC_MIN(window, n_blocks * NODE_TILE);
-    f->q = fx_queries(&f->model, rows, seed + 2);
-    f->in = (node_compress_in_t){.model = &f->model,
-                                 .kv = &f->kv,
-                                 .tokens = f->tokens,
-                                 .first_block = 0,
-                                 .n_blocks = n_blocks,
-                                 .q_window = f->q,
-                                 .q_rows = rows};
+    fx_fill_queries(f, VC_MIN(window, n_blocks * NODE_TILE), seed + 2);
+    f->in = (node_compress_in_t){.model = &f->model, .kv = &f->kv, .tokens = f->tokens, .n_blocks = n_blocks};
 }
 
 static void fx_close(fx_t *f)
@@ -115,6 +142,30 @@ static void fx_close(fx_t *f)
     node_kv_fini(&f->kv);
     vc_free(f->tokens);
     vc_free(f->q);
+}
+
+/* What a method that watches [in->first_block, in->n_blocks) has seen of f in the end; kinds 0: nothing. */
+static node_watch_t fx_watch(const node_spec_t *spec, const fx_t *f, const node_compress_in_t *in)
+{
+    static const node_capture_kind_t kinds[] = {NODE_CAP_RESID, NODE_CAP_X, NODE_CAP_Q, NODE_CAP_K, NODE_CAP_V};
+    const node_model_info_t *m = in->model;
+    node_watch_t w = {0};
+    vc_err_t err = {0};
+    if (spec->ops->watch == NULL)
+        return w;
+    cr_assert_eq(spec->ops->watch(spec, m, in->first_block * NODE_TILE, in->n_blocks * NODE_TILE, &w, &err), VC_OK,
+                 "%s", err.msg);
+    size_t width = VC_MAX(m->d_model, m->n_kv_head * m->head_dim);
+    float *made_up = vc_calloc(width, sizeof(*made_up));
+    for (uint32_t l = 0; l < m->n_layer; l++)
+        for (size_t k = 0; k < VC_ARRAY_LEN(kinds); k++)
+            for (uint32_t t = w.first; (w.kinds & kinds[k]) != 0 && t < w.end; t++) {
+                for (size_t i = 0; kinds[k] != NODE_CAP_Q && i < width; i++)
+                    made_up[i] = (float)(2.0 * golden_u(f->seed + 3, (((uint64_t)l * 5 + k) * 65536 + t) * 4096 + i));
+                spec->ops->watch_row(w.state, kinds[k], l, t, kinds[k] == NODE_CAP_Q ? fx_q(f, l, t) : made_up);
+            }
+    vc_free(made_up);
+    return w;
 }
 
 static node_spec_t fx_spec(const char *text)
@@ -144,11 +195,28 @@ static int fx_keep(void *arg, uint32_t block, const void *record, size_t bytes)
     return 0;
 }
 
+/* node_compress after the watching; `in` is (a copy of) an fx_t's, or has its watched state already. */
+static vc_status_t fx_try_compress(const node_spec_t *spec, const node_compress_in_t *in, node_record_fn on_record,
+                                   void *arg, vc_err_t *err)
+{
+    node_compress_in_t shown = *in;
+    node_watch_t w = {0};
+    if (in->watched == NULL && spec->ops->watch != NULL) {
+        const fx_t *f = (const fx_t *)(const void *)((const char *)in->kv - offsetof(fx_t, kv));
+        w = fx_watch(spec, f, in);
+        shown.watched = w.state;
+    }
+    vc_status_t st = node_compress(spec, &shown, on_record, arg, err);
+    if (w.state != NULL)
+        spec->ops->watch_free(w.state);
+    return st;
+}
+
 static void fx_compress(const char *spec_text, const node_compress_in_t *in, fx_records_t *out)
 {
     node_spec_t spec = fx_spec(spec_text);
     vc_err_t err = {0};
-    cr_assert_eq(node_compress(&spec, in, fx_keep, out, &err), VC_OK, "%s: %s", spec_text, err.msg);
+    cr_assert_eq(fx_try_compress(&spec, in, fx_keep, out, &err), VC_OK, "%s: %s", spec_text, err.msg);
 }
 
 static void fx_records_free(fx_records_t *r)

@@ -65,7 +65,7 @@ Test(body, kept_rows_are_packed_densely_in_ascending_position)
     fx_t f;
     fx_open(&f, fx_model(2, 6, 3, 32), 7, 64, 91);
     fx_records_t r = {0};
-    fx_compress("snapkv:keep=0.3,window=32", (f.in.q_rows = 32, &f.in), &r);
+    fx_compress("snapkv:keep=0.3,window=32", &f.in, &r);
     node_body_t *body = fx_body("snapkv:keep=0.3,window=32", &f.model, &r, 7);
     for (uint32_t i = 0; i < 6; i++)
         expect_packed(&f, body, &r, 7, i / 3, i % 3);

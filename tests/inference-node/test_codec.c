@@ -211,7 +211,7 @@ Test(codec, kv_that_is_not_finite_is_refused_by_every_method)
             node_spec_t spec = fx_spec(methods[i]);
             fx_records_t r = {0};
             vc_err_t err = {0};
-            cr_assert_eq(node_compress(&spec, &f.in, fx_keep, &r, &err), VC_ERR_INVALID, "%s", methods[i]);
+            cr_assert_eq(fx_try_compress(&spec, &f.in, fx_keep, &r, &err), VC_ERR_INVALID, "%s", methods[i]);
             cr_assert_not_null(strstr(err.msg, "block 1, layer 1, head 1"), "%s", err.msg);
             cr_assert_eq(r.n, 0);
             fx_close(&f);

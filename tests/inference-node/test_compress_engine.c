@@ -5,8 +5,9 @@
 #include <math.h>
 
 #include "codec_fixture.h"
-#include "compress/qwindow.h"
+#include "compress/select.h"
 #include "compress/snapkv_int.h"
+#include "compress/watch.h"
 #include "model/engine.h"
 #include "role/local_body.h"
 #include "support/tiny_model.h"
@@ -38,18 +39,17 @@ static void records_of(const gguf_image_t *image, node_isa_t isa, uint32_t n_thr
         cr_assert_eq(
             node_prefill(engine, &kv, tokens + done, VC_MIN(cut, N_BLOCKS * NODE_TILE - done), NULL, NULL, &err), VC_OK,
             "%s", err.msg);
-    float *q;
-    uint32_t q_rows;
-    cr_assert_eq(node_q_window(engine, &kv, tokens, N_BLOCKS * NODE_TILE, 32, &q, &q_rows, &err), VC_OK, "%s", err.msg);
-    node_compress_in_t in = {.model = node_engine_info(engine),
-                             .kv = &kv,
-                             .tokens = tokens,
-                             .n_blocks = N_BLOCKS,
-                             .q_window = q,
-                             .q_rows = q_rows};
-    for (int i = 0; i < N_METHODS; i++)
+    node_compress_in_t in = {.model = node_engine_info(engine), .kv = &kv, .tokens = tokens, .n_blocks = N_BLOCKS};
+    for (int i = 0; i < N_METHODS; i++) {
+        node_spec_t spec = fx_spec(methods[i]);
+        node_watches_t *watches;
+        cr_assert_eq(node_watches_begin(&spec, 1, in.model, &in.first_block, N_BLOCKS, &watches, &err), VC_OK, "%s",
+                     err.msg);
+        cr_assert_eq(node_watches_complete(watches, engine, &kv, tokens, NULL, NULL, NULL, &err), VC_OK, "%s", err.msg);
+        in.watched = node_watches_state(watches, 0);
         fx_compress(methods[i], &in, &out[i]);
-    vc_free(q);
+        node_watches_free(watches);
+    }
     node_kv_fini(&kv);
     node_engine_destroy(engine);
     node_gguf_close(gguf);
@@ -170,15 +170,15 @@ Test(compress_engine, drafts_over_codes_do_not_depend_on_cut_isa_threads_or_what
 /* ---- the real model ---- */
 
 typedef struct q_take {
-    uint32_t first, n_tokens, window, width; /* first: token of row 0 of the running pass */
+    uint32_t n_tokens, window, width;
     const int64_t *layers;
     float *q[3]; /* [window][n_head * head_dim] */
 } q_take_t;
 
-static void take_q(void *arg, node_capture_kind_t kind, uint32_t layer, uint32_t row, const float *values)
+static void take_q(void *arg, node_capture_kind_t kind, uint32_t layer, uint32_t row, uint32_t at, const float *values)
 {
+    (void)row;
     q_take_t *take = arg;
-    uint32_t at = take->first + row;
     if (kind != NODE_CAP_Q || at + take->window < take->n_tokens)
         return;
     for (int i = 0; i < 3; i++)
@@ -202,8 +202,8 @@ static void tile_of_page(void *arg, uint32_t tile, float *kt)
 static double overlap(const float *a, const float *b, uint32_t n, uint32_t take)
 {
     uint64_t ka[8] = {0}, kb[8] = {0}, scratch[512];
-    node_snapkv_rank(a, n, take, ka, 0, scratch);
-    node_snapkv_rank(b, n, take, kb, 0, scratch);
+    node_select_top(a, n, take, ka, 0, scratch);
+    node_select_top(b, n, take, kb, 0, scratch);
     uint32_t both = 0;
     for (int i = 0; i < 8; i++)
         both += (uint32_t)__builtin_popcountll(ka[i] & kb[i]);
@@ -276,10 +276,7 @@ Test(compress_engine, snapkv_scores_of_the_real_model_agree_with_the_reference)
     node_kv_t kv;
     cr_assert_eq(node_kv_init(&kv, &dims, NULL), VC_OK);
     const node_capture_t capture = {NODE_CAP_Q, take_q, &take};
-    for (; take.first < ids.n; take.first += NODE_TILE)
-        cr_assert_eq(node_prefill(engine, &kv, ids.u32 + take.first, VC_MIN(NODE_TILE, (uint32_t)ids.n - take.first),
-                                  NULL, &capture, &err),
-                     VC_OK, "%s", err.msg);
+    cr_assert_eq(node_prefill(engine, &kv, ids.u32, take.n_tokens, NULL, &capture, &err), VC_OK, "%s", err.msg);
     for (int i = 0; i < 3; i++)
         check_layer(&c, &kv, m, (uint32_t)layers[i], take.q[i], take.n_tokens, take.window);
     for (int i = 0; i < 3; i++)

@@ -73,8 +73,10 @@ typedef struct {
     double worst;
 } shown_t;
 
-static void compare_shown(void *arg, node_capture_kind_t kind, uint32_t layer, uint32_t row, const float *values)
+static void compare_shown(void *arg, node_capture_kind_t kind, uint32_t layer, uint32_t row, uint32_t position,
+                          const float *values)
 {
+    cr_assert_eq(position, row);
     shown_t *s = arg;
     char name[32];
     uint32_t n = s->info->d_model;

@@ -180,8 +180,10 @@ typedef struct {
     uint32_t compared;
 } golden_kv_t;
 
-static void compare_kv(void *arg, node_capture_kind_t kind, uint32_t layer, uint32_t row, const float *values)
+static void compare_kv(void *arg, node_capture_kind_t kind, uint32_t layer, uint32_t row, uint32_t position,
+                       const float *values)
 {
+    cr_assert_eq(position, row);
     golden_kv_t *g = arg;
     const golden_tensor_t *t = kind == NODE_CAP_K ? &g->k[layer] : &g->v[layer];
     if (t->data == NULL || row >= 8)

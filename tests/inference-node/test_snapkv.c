@@ -288,7 +288,7 @@ Test(snapkv, uniform_attention_does_not_evict_the_window)
 {
     fx_t f;
     fx_open(&f, fx_model(1, 2, 1, 16), 4, 64, 60);
-    memset(f.q, 0, 64ull * 2 * 16 * sizeof(float));
+    memset(f.q, 0, 4ull * NODE_TILE * 2 * 16 * sizeof(float));
     fx_records_t r = {0};
     fx_compress("snapkv:keep=0.25", &f.in, &r);
     uint32_t before = 0;
@@ -344,7 +344,7 @@ Test(snapkv, the_kept_rows_are_the_best_scored_ones)
                                      .kernel = 5,
                                      .dim = 16,
                                      .n_group = 7,
-                                     .q = f.q + (size_t)l * 64 * 14 * 16 + (size_t)h * 7 * 16,
+                                     .q = fx_q(&f, l, n - 64) + (size_t)h * 7 * 16,
                                      .q_stride = 14 * 16,
                                      .keys = tile_of_tensor,
                                      .keys_arg = &keys};
@@ -387,7 +387,7 @@ Test(snapkv, stored_blocks_are_seen_but_not_chosen_from)
     fx_open(&f, fx_model(1, 1, 1, 16), 4, 64, 64);
     f.in.first_block = 2;
     fx_records_t a = {0}, b = {0};
-    fx_compress("snapkv:keep=0.25,window=32,kernel=1", (f.in.q_rows = 32, &f.in), &a);
+    fx_compress("snapkv:keep=0.25,window=32,kernel=1", &f.in, &a);
     uint16_t *k = node_page_k(node_kv_page_at(&f.kv, 0), 0, 0);
     for (uint32_t i = 0; i < 16 * NODE_TILE; i++)
         k[i] = node_f16_from_f32((float)(8.0 * golden_u(99, i)));
@@ -426,11 +426,11 @@ Test(snapkv, a_query_that_is_not_finite_is_an_error)
 {
     fx_t f;
     fx_open(&f, fx_model(1, 1, 1, 16), 3, 64, 66);
-    f.q[5] = NAN;
+    fx_q(&f, 0, 3 * NODE_TILE - 64)[5] = NAN;
     node_spec_t spec = fx_spec("snapkv");
     fx_records_t r = {0};
     vc_err_t err = {0};
-    cr_assert_eq(node_compress(&spec, &f.in, fx_keep, &r, &err), VC_ERR_INVALID);
+    cr_assert_eq(fx_try_compress(&spec, &f.in, fx_keep, &r, &err), VC_ERR_INVALID);
     cr_assert_not_null(strstr(err.msg, "layer 0"));
     cr_assert_eq(r.n, 0);
     fx_close(&f);
@@ -440,11 +440,14 @@ Test(snapkv, a_query_window_of_another_length_is_an_error)
 {
     fx_t f;
     fx_open(&f, fx_model(1, 1, 1, 16), 3, 64, 67);
-    node_spec_t spec = fx_spec("snapkv:window=32");
+    node_spec_t wide = fx_spec("snapkv"), narrow = fx_spec("snapkv:window=32");
+    node_watch_t w = fx_watch(&wide, &f, &f.in);
     fx_records_t r = {0};
-    cr_assert_eq(node_compress(&spec, &f.in, fx_keep, &r, NULL), VC_ERR_INVALID);
-    f.in.q_window = NULL;
-    spec = fx_spec("snapkv");
-    cr_assert_eq(node_compress(&spec, &f.in, fx_keep, &r, NULL), VC_ERR_INVALID);
+    cr_assert_eq(node_compress(&narrow, &f.in, fx_keep, &r, NULL), VC_ERR_INVALID, "no queries at all");
+    f.in.watched = w.state;
+    cr_assert_eq(node_compress(&narrow, &f.in, fx_keep, &r, NULL), VC_ERR_INVALID, "queries of 64 tokens, not of 32");
+    f.in.n_blocks = 2;
+    cr_assert_eq(node_compress(&wide, &f.in, fx_keep, &r, NULL), VC_ERR_INVALID, "queries behind the text");
+    wide.ops->watch_free(w.state);
     fx_close(&f);
 }
