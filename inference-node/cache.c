@@ -2,33 +2,21 @@
  * The facade over libvericache. Owns the client handle and the encoded keyspace; knows records and bodies, no protocol.
  * Runs on the caller's thread. A record is used only after codec or record code has checked it against the model.
  */
-#include "cache.h"
+#include "cache_int.h"
 
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "vc/clock.h"
 #include "vc/log.h"
 #include "vc/mem.h"
-#include "vericache/vericache.h"
-
-struct node_cache {
-    const node_model_info_t *model;
-    vcache_client_t *client;
-    uint8_t keyspace[VC_KEYSPACE_ENC_MAX];
-    size_t keyspace_len;
-    char full_text[VC_SPEC_TEXT_MAX];
-    const vc_clock_t *clock;
-    _Atomic bool given_up; /* relaxed: a record more or less does not matter, and nothing else hangs on it */
-};
 
 void node_cache_opts_default(node_cache_opts_t *opts)
 {
     *opts = (node_cache_opts_t){.use_data_plane = true, .connect_ms = 2000, .stream_idle_ms = 10000};
 }
 
-static vc_status_t copy_err(vc_err_t *err, const vcache_error_t *from, vcache_status_t status)
+vc_status_t node_cache_copy_err(vc_err_t *err, const vcache_error_t *from, vcache_status_t status)
 {
     return vc_err_set(err, (vc_status_t)status, "%s", from->msg);
 }
@@ -58,7 +46,7 @@ vc_status_t node_cache_open(const node_cache_opts_t *opts, const node_model_info
     vcache_status_t cs = vcache_connect(&options, &cache->client, &cerr);
     if (cs != 0) {
         vc_free(cache);
-        return copy_err(err, &cerr, cs);
+        return node_cache_copy_err(err, &cerr, cs);
     }
     *cache_p = cache;
     return VC_OK;
@@ -100,18 +88,22 @@ static void add_fetch(node_cache_result_t *result, const vcache_fetch_stats_t *s
  */
 static uint32_t usable_blocks(uint32_t n_tokens) { return n_tokens == 0 ? 0 : (n_tokens - 1) / NODE_TILE; }
 
+vc_status_t node_cache_name_columns(const node_cache_t *cache, const node_spec_t *specs, uint32_t n_specs,
+                                    vcache_fidelity_t *fids, vc_err_t *err)
+{
+    if (n_specs > 7)
+        return vc_err_set(err, VC_ERR_INVALID, "at most 7 compressors at once, not %u", n_specs);
+    fids[0] = (vcache_fidelity_t){.compressed = 0, .spec = cache->full_text};
+    for (uint32_t i = 0; i < n_specs; i++)
+        fids[i + 1] = (vcache_fidelity_t){.compressed = 1, .spec = specs[i].text};
+    return VC_OK;
+}
+
 /* ---- full blocks ---- */
 
-typedef struct full_sink {
-    node_cache_t *cache;
-    node_page_t **pages; /* [n] by block */
-    uint32_t n;
-    vc_err_t err;
-} full_sink_t;
-
-static int take_full(void *arg, uint32_t block, const void *record, size_t bytes)
+int node_cache_take_full(void *arg, uint32_t block, const void *record, size_t bytes)
 {
-    full_sink_t *sink = arg;
+    node_full_sink_t *sink = arg;
     if (is_given_up(sink->cache))
         return 1;
     if (block >= sink->n || sink->pages[block] != NULL)
@@ -144,7 +136,7 @@ void node_cache_fetch_full(node_cache_t *cache, const uint32_t *tokens, uint32_t
         result->us = vc_clock_now_us(cache->clock) - start;
         return;
     }
-    full_sink_t sink = {.cache = cache, .n = result->blocks_found};
+    node_full_sink_t sink = {.cache = cache, .n = result->blocks_found};
     sink.pages = vc_calloc(sink.n, sizeof(*sink.pages));
     if (sink.pages == NULL) {
         vcache_lease_release(lease);
@@ -152,7 +144,7 @@ void node_cache_fetch_full(node_cache_t *cache, const uint32_t *tokens, uint32_t
         return;
     }
     vcache_fetch_stats_t stats = {0};
-    status = vcache_fetch(lease, 0, 0, sink.n, take_full, &sink, &stats, &cerr);
+    status = vcache_fetch(lease, 0, 0, sink.n, node_cache_take_full, &sink, &stats, &cerr);
     vcache_lease_release(lease);
     add_fetch(result, &stats);
     result->full_bytes = stats.bytes;
@@ -280,17 +272,15 @@ vc_status_t node_cache_probe(node_cache_t *cache, const node_spec_t *specs, uint
                              uint32_t n_tokens, uint32_t *counts, vc_err_t *err)
 {
     vcache_fidelity_t fids[8];
-    if (n_specs > VC_ARRAY_LEN(fids) - 1)
-        return vc_err_set(err, VC_ERR_INVALID, "at most 7 compressors at once, not %u", n_specs);
-    fids[0] = (vcache_fidelity_t){.compressed = 0, .spec = cache->full_text};
-    for (uint32_t i = 0; i < n_specs; i++)
-        fids[i + 1] = (vcache_fidelity_t){.compressed = 1, .spec = specs[i].text};
     vcache_lookup_info_t info;
     vcache_error_t cerr = {0};
+    vc_status_t named = node_cache_name_columns(cache, specs, n_specs, fids, err);
+    if (named != VC_OK)
+        return named;
     vcache_status_t status = vcache_lookup(cache->client, cache->keyspace, cache->keyspace_len, tokens, n_tokens, fids,
                                            n_specs + 1, &info, NULL, &cerr);
     if (status != 0)
-        return copy_err(err, &cerr, status);
+        return node_cache_copy_err(err, &cerr, status);
     memcpy(counts, info.n_blocks, (n_specs + 1) * sizeof(counts[0]));
     return VC_OK;
 }
@@ -397,7 +387,7 @@ vc_status_t node_cache_store(node_cache_t *cache, const node_compress_in_t *in, 
     free_records(&source, n_specs);
     if (status != 0)
         return source.err.msg[0] != '\0' ? vc_err_set(err, source.err.status, "%s", source.err.msg)
-                                         : copy_err(err, &cerr, status);
+                                         : node_cache_copy_err(err, &cerr, status);
     *stored_p = (node_cache_stored_t){stats.n_stored, stats.n_present, stats.bytes, (uint32_t)stats.path};
     return VC_OK;
 }

@@ -47,6 +47,24 @@ void node_cache_fetch_full(node_cache_t *cache, const uint32_t *tokens, uint32_t
 void node_cache_fetch_body(node_cache_t *cache, const node_spec_t *spec, const uint32_t *tokens, uint32_t n_tokens,
                            node_body_t **body_p, node_cache_result_t *result);
 
+/* ---- what is stored: for making further copies of it ---- */
+
+typedef struct node_cache_prefix {
+    uint8_t tip[32]; /* hash of the last block */
+    uint32_t n_blocks;
+    uint64_t hits;
+} node_cache_prefix_t;
+/* Stored prefixes of this model, most hits first, at most cap (and 1000). */
+vc_status_t node_cache_prefixes(node_cache_t *cache, uint32_t cap, node_cache_prefix_t *out, uint32_t *n_p,
+                                vc_err_t *err);
+/* As node_cache_probe, of a prefix that is known by its tip; counts[0] is 0 unless its full copy is there whole. */
+vc_status_t node_cache_probe_tip(node_cache_t *cache, const uint8_t *tip, const node_spec_t *specs, uint32_t n_specs,
+                                 uint32_t *counts, vc_err_t *err);
+/* Full KV of the whole prefix into kv (empty, no body) and its tokens, freed with vc_free: whole blocks, as many as kv
+ * has pages. NOT_FOUND: the full copy is not (or no longer) there. kv stays valid on failure. */
+vc_status_t node_cache_fetch_tip(node_cache_t *cache, const uint8_t *tip, node_kv_t *kv, uint32_t **tokens_p,
+                                 vc_err_t *err);
+
 typedef struct node_cache_stored {
     uint32_t n_stored, n_present;
     uint64_t bytes;

@@ -123,4 +123,14 @@ vc_status_t node_bind_spec(node_t *node, node_spec_t *spec, vc_err_t *err)
 }
 
 void node_pass_begin(node_t *node) { pthread_mutex_lock(&node->pass_lock); }
-void node_pass_end(node_t *node) { pthread_mutex_unlock(&node->pass_lock); }
+void node_pass_end(node_t *node)
+{
+    pthread_mutex_unlock(&node->pass_lock);
+    if (node->pass_ended != NULL)
+        node->pass_ended(node->pass_arg);
+}
+void node_pass_watch(node_t *node, void (*ended)(void *arg), void *arg)
+{
+    node->pass_ended = ended;
+    node->pass_arg = arg;
+}

@@ -20,6 +20,8 @@ typedef struct node {
     pthread_mutex_t calib_lock;   /* guards the two below; never held together with pass_lock */
     node_calib_t **calibs;        /* [codec], NULL until it was needed */
     uint32_t n_calibs;
+    void (*pass_ended)(void *arg); /* node_pass_watch */
+    void *pass_arg;
 } node_t;
 
 typedef struct node_opts {
@@ -45,5 +47,7 @@ vc_status_t node_calib_file(const node_t *node, const char *method, char *out, s
 /* One forward pass at a time. */
 void node_pass_begin(node_t *node);
 void node_pass_end(node_t *node);
+/* Before the first pass: ended is called after every pass, when the engine is free again, on the pass's thread. */
+void node_pass_watch(node_t *node, void (*ended)(void *arg), void *arg);
 
 #endif

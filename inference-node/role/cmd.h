@@ -20,6 +20,7 @@ typedef struct node_cmd {
 extern const node_cmd_t node_cmds[];
 
 int node_cmd_calibrate(int argc, char **argv);
+int node_cmd_compress(int argc, char **argv);
 int node_cmd_compressors(int argc, char **argv);
 int node_cmd_generate(int argc, char **argv);
 int node_cmd_register(int argc, char **argv);
