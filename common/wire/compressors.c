@@ -26,6 +26,10 @@ static const vc_compressor_param_t rot_params[] = {
     {"group", "64", "16,32,64,128", false, 0, 0, "channels that share scale and minimum"},
     {"residual", "64", NULL, false, 0, 8192, "last tokens that stay exact"},
 };
+static const vc_compressor_param_t kvzap_params[] = {
+    {"tau", "-4", NULL, true, -100, 100, "least score of a row that is kept"},
+    {"keep", NULL, NULL, true, 0, 1, "instead of tau: share of the rows that every head keeps"},
+};
 
 static const vc_compressor_t compressors[] = {
     {"none", "all rows, f16", VC_COMPRESSOR_TEST, VC_CALIBRATED_NOT, false, NULL, 0},
@@ -36,6 +40,8 @@ static const vc_compressor_t compressors[] = {
      TABLE(kivi_params)},
     {"rot", "rotated after RoPE, groups of each token; the default", VC_COMPRESSOR_QUANTISES, VC_CALIBRATED_NOT, false,
      TABLE(rot_params)},
+    {"kvzap", "rows that a learned map expects to be attended to", VC_COMPRESSOR_DROPS, VC_CALIBRATED_ALWAYS, false,
+     TABLE(kvzap_params)},
 };
 
 const vc_compressor_t *vc_compressors(uint32_t *n_p)
@@ -71,7 +77,7 @@ static void print_text(FILE *out)
                                                           : "",
                 c->is_offline ? ", offline" : "");
         for (uint32_t k = 0; k < c->n_params; k++) {
-            fprintf(out, "  %-10s %-8s ", c->params[k].name, c->params[k].preset);
+            fprintf(out, "  %-10s %-8s ", c->params[k].name, c->params[k].preset != NULL ? c->params[k].preset : "-");
             print_range(out, &c->params[k]);
             fprintf(out, " %s\n", c->params[k].help);
         }
@@ -85,7 +91,9 @@ static void print_text(FILE *out)
 /* No name, value or sentence of the tables has a character that JSON escapes. */
 static void print_json_param(FILE *out, const vc_compressor_param_t *p)
 {
-    fprintf(out, "{\"name\":\"%s\",\"default\":\"%s\"", p->name, p->preset);
+    fprintf(out, "{\"name\":\"%s\"", p->name);
+    if (p->preset != NULL)
+        fprintf(out, ",\"default\":\"%s\"", p->preset);
     if (p->values != NULL)
         fprintf(out, ",\"values\":\"%s\"", p->values);
     else

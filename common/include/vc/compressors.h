@@ -19,7 +19,7 @@ typedef enum {
 typedef enum { VC_CALIBRATED_NOT, VC_CALIBRATED_OPTIONAL, VC_CALIBRATED_ALWAYS } vc_compressor_calib_t;
 
 typedef struct vc_compressor_param {
-    const char *name, *preset; /* preset: as the canonical text has it */
+    const char *name, *preset; /* preset: as the canonical text has it; NULL: the text has it instead of another */
     const char *values;        /* "2,3,4,8"; NULL: from lo to hi */
     bool is_real;              /* lo < value <= hi; else a whole number, lo and hi included */
     double lo, hi;
