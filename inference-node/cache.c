@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "compress/calib.h"
 #include "vc/clock.h"
 #include "vc/log.h"
 #include "vc/mem.h"
@@ -88,6 +89,12 @@ static void add_fetch(node_cache_result_t *result, const vcache_fetch_stats_t *s
  */
 static uint32_t usable_blocks(uint32_t n_tokens) { return n_tokens == 0 ? 0 : (n_tokens - 1) / NODE_TILE; }
 
+static vcache_fidelity_t column_of(const node_spec_t *spec)
+{
+    return (vcache_fidelity_t){
+        .compressed = 1, .spec = spec->text, .calib_digest = spec->calib != NULL ? spec->calib->digest.b : NULL};
+}
+
 vc_status_t node_cache_name_columns(const node_cache_t *cache, const node_spec_t *specs, uint32_t n_specs,
                                     vcache_fidelity_t *fids, vc_err_t *err)
 {
@@ -95,7 +102,7 @@ vc_status_t node_cache_name_columns(const node_cache_t *cache, const node_spec_t
         return vc_err_set(err, VC_ERR_INVALID, "at most 7 compressors at once, not %u", n_specs);
     fids[0] = (vcache_fidelity_t){.compressed = 0, .spec = cache->full_text};
     for (uint32_t i = 0; i < n_specs; i++)
-        fids[i + 1] = (vcache_fidelity_t){.compressed = 1, .spec = specs[i].text};
+        fids[i + 1] = column_of(&specs[i]);
     return VC_OK;
 }
 
@@ -247,8 +254,7 @@ void node_cache_fetch_body(node_cache_t *cache, const node_spec_t *spec, const u
     if (usable == 0)
         return;
     uint64_t start = vc_clock_now_us(cache->clock);
-    const vcache_fidelity_t fids[2] = {{.compressed = 1, .spec = spec->text},
-                                       {.compressed = 0, .spec = cache->full_text}};
+    const vcache_fidelity_t fids[2] = {column_of(spec), {.compressed = 0, .spec = cache->full_text}};
     vcache_lookup_info_t info;
     vcache_lease_t *lease = NULL;
     vcache_error_t cerr = {0};
@@ -372,8 +378,7 @@ vc_status_t node_cache_store(node_cache_t *cache, const node_compress_in_t *in, 
     vcache_fidelity_t fids[8];
     for (uint32_t i = 0; i <= n_specs; i++) {
         first = VC_MIN(first, counts[i]);
-        fids[i] = i == 0 ? (vcache_fidelity_t){.compressed = 0, .spec = cache->full_text}
-                         : (vcache_fidelity_t){.compressed = 1, .spec = specs[i - 1].text};
+        fids[i] = i == 0 ? (vcache_fidelity_t){.compressed = 0, .spec = cache->full_text} : column_of(&specs[i - 1]);
     }
     if (first == in->n_blocks) {
         stored_p->n_present = in->n_blocks * (n_specs + 1);
