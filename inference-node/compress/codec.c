@@ -36,6 +36,8 @@ static vc_status_t check_input(const node_spec_t *spec, const node_compress_in_t
         in->kv->dims.n_kv_head != m->n_kv_head || in->kv->dims.head_dim != m->head_dim)
         return vc_err_set(err, VC_ERR_INVALID, "compression of %u blocks needs full KV of the model that covers them",
                           in->n_blocks);
+    if ((spec->ops->needs(spec) & NODE_NEED_REPLAY) && (in->replay == NULL || in->replay->engine == NULL))
+        return vc_err_set(err, VC_ERR_INVALID, "compressor %s needs the model to read the text again", spec->ops->name);
     node_dropper_rows_t rows;
     vc_status_t st = node_dropper_rows_init(&rows, spec, m->head_dim, false, err); /* no method need ask again */
     for (uint32_t b = in->first_block; st == VC_OK && b < in->n_blocks; b++)

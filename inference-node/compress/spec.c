@@ -15,7 +15,8 @@
 #include "vc/mem.h"
 
 static const node_codec_ops_t *const codecs[] = {&node_codec_none, &node_codec_noise, &node_codec_snapkv,
-                                                 &node_codec_kivi, &node_codec_rot,   &node_codec_kvzap};
+                                                 &node_codec_kivi, &node_codec_rot,   &node_codec_kvzap,
+                                                 &node_codec_kvzip};
 
 const node_codec_ops_t *const *node_codecs(uint32_t *n_p)
 {

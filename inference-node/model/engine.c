@@ -253,3 +253,27 @@ uint64_t node_engine_saturations(const node_engine_t *eng)
 {
     return atomic_load_explicit(&((node_engine_t *)eng)->saturations, memory_order_relaxed);
 }
+
+uint32_t node_engine_max_rows(const node_engine_t *eng) { return eng->max_rows; }
+
+typedef struct {
+    node_team_t *team;
+    uint32_t n;
+    void (*fn)(void *arg, uint32_t item, uint32_t thread);
+    void *arg;
+} each_t;
+
+static void each_worker(void *arg, uint32_t thread)
+{
+    each_t *each = arg;
+    uint32_t item;
+    while (node_team_next(each->team, each->n, &item))
+        each->fn(each->arg, item, thread);
+    node_team_barrier(each->team);
+}
+
+void node_engine_each(node_engine_t *eng, uint32_t n, void (*fn)(void *arg, uint32_t item, uint32_t thread), void *arg)
+{
+    each_t each = {eng->team, n, fn, arg};
+    node_team_run(eng->team, each_worker, &each);
+}

@@ -86,8 +86,12 @@ vc_status_t node_forward(node_engine_t *eng, const node_row_t *rows, uint32_t n_
 /* tokens[0..n) appended to kv in passes of at most max_rows; logits (may be NULL) of the last one. */
 vc_status_t node_prefill(node_engine_t *eng, node_kv_t *kv, const uint32_t *tokens, uint32_t n, float *logits,
                          const node_capture_t *capture, vc_err_t *err);
-/* Threads of a pass. */
+/* Threads of a pass, and rows of one at most. */
 uint32_t node_engine_n_threads(const node_engine_t *eng);
+uint32_t node_engine_max_rows(const node_engine_t *eng);
+/* Runs fn for every item in [0, n) on the engine's threads, thread < n_threads, for work between passes; it counts as a
+ * pass (one at a time). What an item gives must not depend on who runs it. */
+void node_engine_each(node_engine_t *eng, uint32_t n, void (*fn)(void *arg, uint32_t item, uint32_t thread), void *arg);
 /*
  * How much a head's output weighs after the layer's output projection: |W_h v|^2 = v' G v, G = W_h' W_h, W_h the
  * [d_model][head_dim] part of query head h. gram: [n_head][head_dim][head_dim], symmetric, sums in double. NOMEM only.
