@@ -61,8 +61,10 @@ static void norms_of_layer(void *arg, uint32_t layer, uint32_t thread)
 
 /* ---- one pass ---- */
 
-static void take_row(void *arg, node_capture_kind_t kind, uint32_t layer, uint32_t row, const float *values)
+static void take_row(void *arg, node_capture_kind_t kind, uint32_t layer, uint32_t row, uint32_t position,
+                     const float *values)
 {
+    (void)position;
     replay_t *r = arg;
     const size_t at = (size_t)layer * PASS_ROWS + row, width = (size_t)r->m->n_head * r->m->head_dim;
     if (kind == NODE_CAP_Q)
