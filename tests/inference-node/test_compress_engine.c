@@ -139,8 +139,12 @@ static void logits_over_codes(const gguf_image_t *image, node_isa_t isa, uint32_
 
 Test(compress_engine, drafts_over_codes_do_not_depend_on_cut_isa_threads_or_what_was_rolled_back)
 {
-    static const char *const texts[] = {"rot:bits=2,group=16", "rot:bits=3", "rot:bits=4,residual=0",
-                                        "rot:bits=8,group=16"};
+    static const char *const texts[] = {"rot:bits=2,group=16",
+                                        "rot:bits=3",
+                                        "rot:bits=4,residual=0",
+                                        "rot:bits=8,group=16",
+                                        "snapkv:keep=0.3,window=32+rot:bits=4,group=16",
+                                        "none+rot:bits=3,group=16"};
     static const struct {
         node_isa_t isa;
         uint32_t n_threads, cut;
