@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compress/calib.h"
 #include "compress/codec_int.h"
+#include "compress/kvzap_int.h"
 #include "kernels/numerics.h"
 #include "model/rope.h"
 #include "support/golden.h"
@@ -39,6 +41,10 @@ static const float *fx_inv_freq(uint32_t head_dim)
     return NULL;
 }
 
+/* The model that specs of calibrated methods are bound for: the last one made or named. */
+static node_model_info_t fx_bound_model;
+static void fx_bind_to(const node_model_info_t *m) { fx_bound_model = *m; }
+
 static node_model_info_t fx_model(uint32_t n_layer, uint32_t n_head, uint32_t n_kv_head, uint32_t head_dim)
 {
     node_model_info_t m;
@@ -58,6 +64,7 @@ static node_model_info_t fx_model(uint32_t n_layer, uint32_t n_head, uint32_t n_
     m.keyspace.layout_version = VC_LAYOUT_VERSION;
     snprintf(m.keyspace.rope, sizeof(m.keyspace.rope), "neox theta=10000 dims=%u", head_dim);
     cr_assert_eq(vc_keyspace_id(&m.keyspace, &m.keyspace_id, NULL), VC_OK);
+    fx_bind_to(&m);
     return m;
 }
 
@@ -168,11 +175,72 @@ static node_watch_t fx_watch(const node_spec_t *spec, const fx_t *f, const node_
     return w;
 }
 
+/* ---- made-up calibrations ---- */
+
+/* Half of the rows that fx_watch makes up score above -4. */
+static uint8_t *fx_kvzap_payload(const node_model_info_t *m, size_t *bytes_p)
+{
+    const size_t n = node_kvzap_payload_bytes(NODE_KVZAP_RIDGE, m->n_layer, m->n_kv_head, m->d_model, 0);
+    uint8_t *payload = vc_alloc_aligned(64, vc_align_up(n, 64));
+    cr_assert_not_null(payload);
+    const uint32_t head[4] = {NODE_KVZAP_RIDGE, 0, NODE_KVZAP_QUANTILES, 0};
+    float *w = (float *)(void *)(payload + sizeof(head)), *end = (float *)(void *)(payload + n);
+    memcpy(payload, head, sizeof(head));
+    golden_fill(9, 0.5, w, (size_t)(end - w));
+    for (uint32_t l = 0; l < m->n_layer; l++, w += m->n_kv_head) {
+        w += (size_t)m->n_kv_head * m->d_model;
+        for (uint32_t h = 0; h < m->n_kv_head; h++)
+            w[h] = -4.0f + 0.1f * (float)h;
+    }
+    for (uint32_t i = 0; i < NODE_KVZAP_QUANTILES; i++)
+        w[i] = -10.0f + 12.0f * (float)i / (NODE_KVZAP_QUANTILES - 1);
+    *bytes_p = n;
+    return payload;
+}
+
+/* Payload of a blob that a method can use for the model; a calibrated method adds its line. */
+static uint8_t *fx_payload(const node_codec_ops_t *ops, const node_model_info_t *m, size_t *bytes_p)
+{
+    if (strcmp(ops->name, "kvzap") == 0)
+        return fx_kvzap_payload(m, bytes_p);
+    cr_assert(false, "no made-up calibration for %s", ops->name);
+    return NULL;
+}
+
+/* One blob per method and shape, kept for the life of the process. */
+static const node_calib_t *fx_calib(const node_codec_ops_t *ops, const node_model_info_t *m)
+{
+    enum { N_BLOBS = 64 };
+    static struct {
+        uint32_t shape[5];
+        node_calib_t blob;
+    } made[N_BLOBS];
+    const uint32_t shape[5] = {m->n_layer, m->n_head, m->n_kv_head, m->head_dim, m->d_model};
+    for (int i = 0; i < N_BLOBS; i++) {
+        node_calib_t *blob = &made[i].blob;
+        if (blob->payload == NULL) {
+            vc_err_t err = {0};
+            memcpy(made[i].shape, shape, sizeof(shape));
+            snprintf(blob->method, sizeof(blob->method), "%s", ops->name);
+            blob->payload = fx_payload(ops, m, &blob->bytes);
+            vc_blake2b(blob->payload, blob->bytes, &blob->digest);
+            cr_assert_eq(ops->calib_check(m, blob->payload, blob->bytes, &err), VC_OK, "%s", err.msg);
+        }
+        if (strcmp(blob->method, ops->name) == 0 && memcmp(made[i].shape, shape, sizeof(shape)) == 0)
+            return blob;
+    }
+    cr_assert(false, "more made-up calibrations than room");
+    return NULL;
+}
+
+/* A spec that needs a calibration is bound to one for the model at hand (fx_bind_to). */
 static node_spec_t fx_spec(const char *text)
 {
     node_spec_t spec;
     vc_err_t err = {0};
     cr_assert_eq(node_spec_parse(text, &spec, &err), VC_OK, "%s: %s", text, err.msg);
+    if ((spec.ops->needs(&spec) & NODE_NEED_CALIB) != 0)
+        node_spec_bind(&spec, fx_calib(spec.ops, &fx_bound_model));
     return spec;
 }
 

@@ -12,8 +12,8 @@ static bool tile_is_page(const node_tile_t *tile, node_page_t *page, uint32_t la
 
 Test(body, keeping_everything_gives_the_pages_bit_for_bit)
 {
-    static const char *const texts[] = {"none", "snapkv:keep=1"};
-    for (int s = 0; s < 2; s++) {
+    static const char *const texts[] = {"none", "snapkv:keep=1", "kvzap:keep=1", "kvzap:tau=-99"};
+    for (int s = 0; s < 4; s++) {
         fx_t f;
         fx_open(&f, fx_model(2, 4, 2, 32), 4, 64, 90);
         fx_records_t r = {0};
@@ -76,16 +76,16 @@ Test(body, kept_rows_are_packed_densely_in_ascending_position)
 
 Test(body, any_cut_of_a_stored_copy_is_a_body)
 {
-    static const char *const texts[] = {"none", "noise", "snapkv:keep=0.2", "kivi:bits=2", "rot:bits=3"};
+    static const char *const texts[] = {"none", "noise", "snapkv:keep=0.2", "kivi:bits=2", "rot:bits=3", "kvzap"};
     fx_t f;
     fx_open(&f, fx_model(1, 4, 2, 16), 9, 64, 92);
-    for (int s = 0; s < 5; s++) {
+    for (int s = 0; s < 6; s++) {
         fx_records_t r = {0};
         fx_compress(texts[s], &f.in, &r);
         for (uint32_t n = 1; n <= 9; n++) {
             node_body_t *body = fx_body(texts[s], &f.model, &r, n);
             cr_assert_eq(body->n_tokens, n * NODE_TILE);
-            if (s == 2)
+            if (s == 2 || s == 5)
                 expect_packed(&f, body, &r, n, 0, 1);
             node_body_put(body);
         }

@@ -7,9 +7,9 @@
 #include "codec_fixture.h"
 
 static const char *const methods[] = {
-    "none",       "noise:eps=0.01",     "snapkv:keep=0.3", "kivi:bits=2", "kivi:bits=8,group=64",
-    "rot:bits=4", "rot:bits=3,group=16"};
-enum { N_METHODS = 7, SNAPKV = 2 };
+    "none",       "noise:eps=0.01",      "snapkv:keep=0.3", "kivi:bits=2",   "kivi:bits=8,group=64",
+    "rot:bits=4", "rot:bits=3,group=16", "kvzap:tau=-4.5",  "kvzap:keep=0.3"};
+enum { N_METHODS = sizeof(methods) / sizeof(methods[0]) };
 
 Test(codec, equal_kv_gives_equal_records)
 {
@@ -64,7 +64,7 @@ Test(codec, where_a_registration_was_cut_does_not_show)
         in.first_block = 2;
         in.n_blocks = 5;
         fx_compress(methods[i], &in, &parts);
-        if (i == SNAPKV) { /* a choice is fixed by its registration, which the record names */
+        if (fx_spec(methods[i]).ops->chooses) { /* a choice is fixed by its registration, which the record names */
             vc_kvrec_head_t head;
             cr_assert_eq(vc_kvrec_check(parts.data[1], parts.bytes[1], &head, NULL), VC_OK);
             cr_assert(head.horizon_first == 0 && head.horizon_tokens == 2 * NODE_TILE);
@@ -108,7 +108,9 @@ Test(codec, records_have_the_bytes_they_always_had)
                                                 "3ee1e6b659093518ec910990c2955358f05af527b39b6ec8afd8090dd0dc0787",
                                                 "954bb42cd1c66e0bbd0c5d37438e7053e9dc1703b976cda82300c638be9c4a4a",
                                                 "ca10f0146c5695df0ed6c97b6727eb56d2258d72af51452c5a4b7b29fa66737e",
-                                                "89f200b291d6a43ce57b06931570a6b7c1b5887532f89d2d5d05a8e14ef0439f"};
+                                                "89f200b291d6a43ce57b06931570a6b7c1b5887532f89d2d5d05a8e14ef0439f",
+                                                "e3de7a49d033b57584a145d44b08d43dd039c71c4e7780ad8e3ca597ed037889",
+                                                "9eff39d8d171203ca961f71d2636baa2241f4e5c338e82ab05e9515f62b74271"};
     fx_t f;
     fx_open(&f, fx_model(2, 4, 2, 32), 5, 64, 100);
     f.in.first_block = 1;
@@ -172,9 +174,10 @@ Test(codec, records_name_their_place_in_the_chain)
 
 Test(codec, bits_per_element_is_what_the_payload_takes)
 {
-    static const char *const texts[] = {"none",        "noise",       "snapkv:keep=0.25", "snapkv:keep=0.5",
-                                        "kivi:bits=2", "kivi:bits=4", "kivi:bits=8",      "kivi:group=64",
-                                        "rot:bits=2",  "rot:bits=3",  "rot:bits=4",       "rot:bits=8,group=64"};
+    static const char *const texts[] = {
+        "none",        "noise",       "snapkv:keep=0.25",   "snapkv:keep=0.5", "kvzap:keep=0.25",
+        "kivi:bits=2", "kivi:bits=4", "kivi:bits=8",        "kivi:group=64",   "rot:bits=2",
+        "rot:bits=3",  "rot:bits=4",  "rot:bits=8,group=64"};
     fx_t f;
     fx_open(&f, fx_model(2, 8, 4, 64), 8, 64, 76);
     for (size_t i = 0; i < VC_ARRAY_LEN(texts); i++) {

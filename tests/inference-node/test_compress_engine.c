@@ -12,9 +12,10 @@
 #include "role/local_body.h"
 #include "support/tiny_model.h"
 
-static const char *const methods[] = {"none", "noise", "snapkv:keep=0.25,window=32", "kivi:bits=2,group=16",
-                                      "rot:bits=4,group=16"};
-enum { N_METHODS = 5, N_BLOCKS = 4 };
+static const char *const methods[] = {
+    "none",  "noise",         "snapkv:keep=0.25,window=32", "kivi:bits=2,group=16", "rot:bits=4,group=16",
+    "kvzap", "kvzap:keep=0.4"};
+enum { N_METHODS = sizeof(methods) / sizeof(methods[0]), N_BLOCKS = 4 };
 
 /* Records of every method after a prefill in passes of `cut` tokens. */
 static void records_of(const gguf_image_t *image, node_isa_t isa, uint32_t n_threads, uint32_t cut, fx_records_t *out)
@@ -40,6 +41,7 @@ static void records_of(const gguf_image_t *image, node_isa_t isa, uint32_t n_thr
             node_prefill(engine, &kv, tokens + done, VC_MIN(cut, N_BLOCKS * NODE_TILE - done), NULL, NULL, &err), VC_OK,
             "%s", err.msg);
     node_compress_in_t in = {.model = node_engine_info(engine), .kv = &kv, .tokens = tokens, .n_blocks = N_BLOCKS};
+    fx_bind_to(in.model);
     for (int i = 0; i < N_METHODS; i++) {
         node_spec_t spec = fx_spec(methods[i]);
         node_watches_t *watches;
