@@ -118,7 +118,8 @@ static node_body_t *compress(const text_t *t, const char *text)
     node_body_t *body;
     OK(node_spec_parse(text, &spec, &err));
     node_verifier_t *v = start(t);
-    OK(node_local_body(node->engine, &spec, node_verifier_kv(v), t->tokens, t->n_pages, &body, &err));
+    const node_replay_t replay = node_replay(node);
+    OK(node_local_body_replay(&replay, &spec, node_verifier_kv(v), t->tokens, t->n_pages, &body, &err));
     node_verifier_destroy(v);
     return body;
 }

@@ -117,7 +117,8 @@ static void measure_text(const char *path, uint32_t prefix, uint32_t n_forced, s
         node_body_t *body;
         OK(node_spec_parse(specs[i].text, &spec, &compress_err));
         OK(node_bind_spec(node, &spec, &compress_err));
-        OK(node_local_body(node->engine, &spec, &full, tokens, prefix / NODE_TILE, &body, &compress_err));
+        const node_replay_t replay = node_replay(node);
+        OK(node_local_body_replay(&replay, &spec, &full, tokens, prefix / NODE_TILE, &body, &compress_err));
         specs[i].bytes += body->bytes;
         specs[i].numbers += (uint64_t)prefix * dims.n_layer * dims.n_kv_head * dims.head_dim * 2;
         OK(node_kv_init(&kv, &dims, body));

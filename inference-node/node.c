@@ -39,6 +39,8 @@ vc_status_t node_open(const node_opts_t *opts, node_t **node_p, vc_err_t *err)
         status = node_tokenizer_create(node->gguf, &node->tok, err);
     if (status == VC_OK && opts->need_engine)
         status = node_engine_create(node->gguf, node->tok, &opts->engine, &node->engine, err);
+    if (status == VC_OK && opts->need_engine)
+        status = node_replay_ids_init(&node->replay_ids, node->gguf, node->tok, err);
     if (status != VC_OK) {
         node_close(node);
         return status;
@@ -58,6 +60,7 @@ void node_close(node_t *node)
     if (node == NULL)
         return;
     node_engine_destroy(node->engine);
+    node_replay_ids_fini(&node->replay_ids);
     node_tokenizer_destroy(node->tok);
     node_gguf_close(node->gguf);
     for (uint32_t i = 0; node->calibs != NULL && i < node->n_calibs; i++)
@@ -133,4 +136,16 @@ void node_pass_watch(node_t *node, void (*ended)(void *arg), void *arg)
 {
     node->pass_ended = ended;
     node->pass_arg = arg;
+}
+
+static void replay_enter(void *node) { node_pass_begin(node); }
+static void replay_leave(void *node) { node_pass_end(node); }
+
+node_replay_t node_replay(node_t *node)
+{
+    node_replay_t replay = node_replay_of(&node->replay_ids, node->engine);
+    replay.enter = replay_enter;
+    replay.leave = replay_leave;
+    replay.arg = node;
+    return replay;
 }

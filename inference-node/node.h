@@ -9,6 +9,7 @@
 #include <pthread.h>
 
 #include "compress/calib.h"
+#include "compress/replay_ids.h"
 #include "model/engine.h"
 
 typedef struct node {
@@ -16,6 +17,7 @@ typedef struct node {
     node_tokenizer_t *tok;
     node_engine_t *engine;
     pthread_mutex_t pass_lock;
+    node_replay_ids_t replay_ids; /* with an engine only */
     char *model_path, *calib_dir; /* calib_dir NULL: blobs lie beside the model file */
     pthread_mutex_t calib_lock;   /* guards the two below; never held together with pass_lock */
     node_calib_t **calibs;        /* [codec], NULL until it was needed */
@@ -44,6 +46,8 @@ uint32_t node_end_tokens(const node_tokenizer_t *tok, uint32_t *ids, uint32_t ca
 vc_status_t node_bind_spec(node_t *node, node_spec_t *spec, vc_err_t *err);
 /* The file that holds the blob of a method for this node. */
 vc_status_t node_calib_file(const node_t *node, const char *method, char *out, size_t cap, vc_err_t *err);
+/* A replay on this node's engine, its pass lock taken around every pass; without progress. */
+node_replay_t node_replay(node_t *node);
 /* One forward pass at a time. */
 void node_pass_begin(node_t *node);
 void node_pass_end(node_t *node);

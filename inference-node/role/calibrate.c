@@ -49,7 +49,6 @@ typedef struct calibrate {
     uint32_t n_texts;
     const uint32_t **pieces;
     uint32_t *piece_tokens, n_pieces;
-    uint32_t *first, *next, *suffix;
     node_calib_job_t job;
     const char *method; /* being calibrated */
     bool show;
@@ -115,33 +114,7 @@ static vc_status_t cut_texts(calibrate_t *c, vc_err_t *err)
     return VC_OK;
 }
 
-/* ---- what a replay says ---- */
-
-static vc_status_t encode_words(calibrate_t *c, const char *words, uint32_t **ids_p, uint32_t *n_p, vc_err_t *err)
-{
-    return node_tokenizer_encode(c->node->tok, words, strlen(words), false, ids_p, n_p, err);
-}
-
-/* The end of a user turn and the start of the answer; nothing where the model has no template that we know. */
-static vc_status_t make_suffix(calibrate_t *c, vc_err_t *err)
-{
-    const node_prompt_t prompt = {.text = "x", .bytes = 1};
-    uint32_t *all = NULL, *open = NULL, n_all = 0, n_open = 0;
-    vc_status_t status = node_prompt_encode(c->node->gguf, c->node->tok, &prompt, false, &all, &n_all, err);
-    if (status == VC_ERR_UNSUPPORTED)
-        return VC_OK;
-    if (status == VC_OK)
-        status = node_prompt_encode(c->node->gguf, c->node->tok, &prompt, true, &open, &n_open, err);
-    if (status == VC_OK) {
-        c->suffix = vc_memdup(all + n_open, (n_all - n_open) * sizeof(*all));
-        c->job.replay.n_suffix = n_all - n_open;
-        if (c->suffix == NULL)
-            status = vc_err_set(err, VC_ERR_NOMEM, "no memory for the template");
-    }
-    vc_free(all);
-    vc_free(open);
-    return status;
-}
+/* ---- the job ---- */
 
 static void on_progress(void *arg, uint32_t done, uint32_t total)
 {
@@ -164,27 +137,16 @@ static void on_note(void *arg, const char *line)
     fflush(stdout);
 }
 
-static vc_status_t make_job(calibrate_t *c, vc_err_t *err)
+static void make_job(calibrate_t *c)
 {
-    node_replay_t *r = &c->job.replay;
-    vc_status_t status = encode_words(c, "\n\nRepeat the previous context exactly.", &c->first, &r->n_first, err);
-    if (status == VC_OK)
-        status = encode_words(c, "\n\nRepeat the part of the previous context exactly, starting with", &c->next,
-                              &r->n_next, err);
-    if (status == VC_OK)
-        status = make_suffix(c, err);
-    r->engine = c->node->engine;
-    r->first = c->first;
-    r->next = c->next;
-    r->suffix = c->suffix;
-    r->progress = on_progress;
-    r->arg = c;
+    c->job.replay = node_replay_of(&c->node->replay_ids, c->node->engine); /* nobody else runs passes here */
+    c->job.replay.progress = on_progress;
+    c->job.replay.arg = c;
     c->job.texts = c->pieces;
     c->job.n_tokens = c->piece_tokens;
     c->job.n_texts = c->n_pieces;
     c->job.note = on_note;
     c->job.note_arg = c;
-    return status;
 }
 
 /* ---- one method ---- */
@@ -265,9 +227,6 @@ static void release(calibrate_t *c)
     vc_free(c->n_ids);
     vc_free(c->pieces);
     vc_free(c->piece_tokens);
-    vc_free(c->first);
-    vc_free(c->next);
-    vc_free(c->suffix);
     node_close(c->node);
 }
 
@@ -289,10 +248,10 @@ static vc_status_t run_calibrate(const calibrate_opts_t *o, const vc_config_t *c
         status = read_texts(&c, config, err);
     if (status == VC_OK)
         status = cut_texts(&c, err);
-    if (status == VC_OK)
-        status = make_job(&c, err);
-    if (status == VC_OK)
+    if (status == VC_OK) {
+        make_job(&c);
         status = calibrate_methods(&c, err);
+    }
     release(&c);
     return status;
 }

@@ -35,8 +35,23 @@ static vc_status_t add_exact_pages(const node_spec_t *spec, const node_kv_t *kv,
 vc_status_t node_local_body(node_engine_t *engine, const node_spec_t *spec, const node_kv_t *kv, const uint32_t *tokens,
                             uint32_t n_blocks, node_body_t **body_p, vc_err_t *err)
 {
-    node_compress_in_t in = {
-        .model = node_engine_info(engine), .kv = kv, .tokens = tokens, .first_block = 0, .n_blocks = n_blocks};
+    if (spec->ops->needs(spec) & NODE_NEED_REPLAY)
+        return vc_err_set(err, VC_ERR_INVALID, "compressor %s reads the text again, which this caller does not offer",
+                          spec->ops->name);
+    const node_replay_t no_words = {.engine = engine};
+    return node_local_body_replay(&no_words, spec, kv, tokens, n_blocks, body_p, err);
+}
+
+vc_status_t node_local_body_replay(const node_replay_t *replay, const node_spec_t *spec, const node_kv_t *kv,
+                                   const uint32_t *tokens, uint32_t n_blocks, node_body_t **body_p, vc_err_t *err)
+{
+    node_engine_t *engine = replay->engine;
+    node_compress_in_t in = {.model = node_engine_info(engine),
+                             .kv = kv,
+                             .tokens = tokens,
+                             .first_block = 0,
+                             .n_blocks = n_blocks,
+                             .replay = replay};
     node_watches_t *watches = NULL;
     vc_status_t st = node_watches_begin(spec, 1, in.model, &in.first_block, n_blocks, &watches, err);
     if (st == VC_OK)

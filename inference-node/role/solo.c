@@ -146,8 +146,9 @@ static vc_status_t make_session(solo_t *s, vc_err_t *err)
     uint32_t n_blocks = (uint32_t)VC_MIN(s->n_prompt, s->opts->compress_tokens) / NODE_TILE;
     uint64_t t0 = now_us();
     if (s->opts->compressor[0] && s->opts->draft_length && n_blocks) {
-        st = node_local_body(s->node->engine, &s->spec, node_verifier_kv(s->verifier), s->prompt, n_blocks, &s->body,
-                             err);
+        const node_replay_t replay = node_replay(s->node);
+        st = node_local_body_replay(&replay, &s->spec, node_verifier_kv(s->verifier), s->prompt, n_blocks, &s->body,
+                                    err);
         if (st != VC_OK)
             return st;
         s->outcome.compressed_tokens = s->body->n_tokens;

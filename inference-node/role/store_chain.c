@@ -39,20 +39,38 @@ vc_status_t node_chain_parse_specs(const char *text, node_spec_t *specs, uint32_
 static void pass_begin(void *node) { node_pass_begin(node); }
 static void pass_end(void *node) { node_pass_end(node); }
 
+/* The node's replay, which says on a terminal how far it is. */
+static void show_replay(void *node, uint32_t done, uint32_t total)
+{
+    (void)node;
+    fprintf(stderr, "\rreplay %u / %u tokens%s", done, total, done == total ? "\n" : "");
+}
+
+static node_replay_t replay_of(node_t *node)
+{
+    node_replay_t replay = node_replay(node);
+    if (isatty(STDERR_FILENO))
+        replay.progress = show_replay;
+    return replay;
+}
+
 /* counts: of a probe just made. watches: begun with these counts, or NULL: the passes are run here. */
-static vc_status_t store_counted(node_t *node, node_cache_t *cache, const node_compress_in_t *in,
+static vc_status_t store_counted(node_t *node, node_cache_t *cache, const node_compress_in_t *chain,
                                  const node_spec_t *specs, uint32_t n_specs, const uint32_t *counts,
                                  node_watches_t *watches, node_cache_stored_t *stored_p, vc_err_t *err)
 {
+    const node_replay_t replay = replay_of(node);
+    node_compress_in_t in = *chain;
     node_watches_t *own = NULL;
     vc_status_t status = VC_OK;
+    in.replay = &replay;
     if (watches == NULL)
-        status = node_watches_begin(specs, n_specs, in->model, counts + 1, in->n_blocks, &own, err);
+        status = node_watches_begin(specs, n_specs, in.model, counts + 1, in.n_blocks, &own, err);
     watches = watches != NULL ? watches : own;
     if (status == VC_OK)
-        status = node_watches_complete(watches, node->engine, in->kv, in->tokens, pass_begin, pass_end, node, err);
+        status = node_watches_complete(watches, node->engine, in.kv, in.tokens, pass_begin, pass_end, node, err);
     if (status == VC_OK)
-        status = node_cache_store(cache, in, specs, n_specs, counts, watches, stored_p, err);
+        status = node_cache_store(cache, &in, specs, n_specs, counts, watches, stored_p, err);
     node_watches_free(own);
     return status;
 }
