@@ -105,6 +105,7 @@ vc_status_t node_body_put_tile(node_body_builder_t *b, uint32_t block, uint32_t 
 extern const node_codec_ops_t node_codec_kvzap;
 extern const node_codec_ops_t node_codec_none, node_codec_noise, node_codec_snapkv, node_codec_kivi, node_codec_rot;
 extern const node_codec_ops_t node_codec_kvzip;
+extern const node_codec_ops_t node_codec_rotatekv;
 
 static inline uint32_t node_codec_no_need(const node_spec_t *spec)
 {

@@ -8,6 +8,7 @@
 
 struct node_prerope {
     const node_prerope_ops_t *ops;
+    node_ops_level_t level;
     const node_model_info_t *model;
     node_prerope_shape_t shape;
     uint32_t block;
@@ -15,8 +16,6 @@ struct node_prerope {
 
 static const node_prerope_ops_t *ops_of(node_ops_level_t level)
 {
-    if (node_ops_get(level) == NULL)
-        return NULL;
     switch (level) {
     case NODE_OPS_AVX512: return &node_prerope_avx512;
     case NODE_OPS_AVX2: return &node_prerope_avx2;
@@ -25,11 +24,11 @@ static const node_prerope_ops_t *ops_of(node_ops_level_t level)
     return &node_prerope_scalar;
 }
 
-static node_prerope_t *create(const node_model_info_t *model, const node_prerope_ops_t *ops)
+node_prerope_t *node_prerope_create_level(const node_model_info_t *model, node_ops_level_t level)
 {
     const uint32_t half = model->rope_dims / 2;
     const size_t table = (size_t)half * NODE_TILE * sizeof(float);
-    node_prerope_t *p = ops ? vc_calloc(1, sizeof(*p)) : NULL;
+    node_prerope_t *p = node_ops_get(level) ? vc_calloc(1, sizeof(*p)) : NULL;
     if (p == NULL)
         return NULL;
     float *tables = vc_alloc_aligned(64, 2 * table + 64);
@@ -37,25 +36,22 @@ static node_prerope_t *create(const node_model_info_t *model, const node_prerope
         vc_free(p);
         return NULL;
     }
-    p->ops = ops;
+    p->ops = ops_of(level);
+    p->level = level;
     p->model = model;
     p->shape = (node_prerope_shape_t){model->head_dim, half, model->rope_mscale, tables, tables + half * NODE_TILE};
     p->block = NO_BLOCK;
     return p;
 }
 
-node_prerope_t *node_prerope_create_level(const node_model_info_t *model, node_ops_level_t level)
-{
-    return create(model, ops_of(level));
-}
-
 node_prerope_t *node_prerope_create(const node_model_info_t *model)
 {
-    const node_prerope_ops_t *ops = ops_of(NODE_OPS_AVX512);
-    if (ops == NULL)
-        ops = ops_of(NODE_OPS_AVX2);
-    return create(model, ops ? ops : &node_prerope_scalar);
+    if (node_ops_get(NODE_OPS_AVX512))
+        return node_prerope_create_level(model, NODE_OPS_AVX512);
+    return node_prerope_create_level(model, node_ops_get(NODE_OPS_AVX2) ? NODE_OPS_AVX2 : NODE_OPS_SCALAR);
 }
+
+node_ops_level_t node_prerope_level(const node_prerope_t *p) { return p->level; }
 
 void node_prerope_destroy(node_prerope_t *p)
 {

@@ -18,7 +18,8 @@ typedef struct node_prerope node_prerope_t;
 /* NULL: out of memory, or the CPU lacks the level. model is borrowed. */
 node_prerope_t *node_prerope_create(const node_model_info_t *model);
 node_prerope_t *node_prerope_create_level(const node_model_info_t *model, node_ops_level_t level);
-void node_prerope_destroy(node_prerope_t *p); /* NULL is fine */
+node_ops_level_t node_prerope_level(const node_prerope_t *p); /* what it runs on: asking the CPU again is slow */
+void node_prerope_destroy(node_prerope_t *p);                 /* NULL is fine */
 
 /* What follows is about the tokens [block * NODE_TILE, + NODE_TILE). Free where the block is the one before. */
 void node_prerope_set_block(node_prerope_t *p, uint32_t block);

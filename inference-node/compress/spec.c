@@ -14,9 +14,9 @@
 #include "compress/select.h"
 #include "vc/mem.h"
 
-static const node_codec_ops_t *const codecs[] = {&node_codec_none, &node_codec_noise, &node_codec_snapkv,
-                                                 &node_codec_kivi, &node_codec_rot,   &node_codec_kvzap,
-                                                 &node_codec_kvzip};
+static const node_codec_ops_t *const codecs[] = {&node_codec_none,  &node_codec_noise,   &node_codec_snapkv,
+                                                 &node_codec_kivi,  &node_codec_rot,     &node_codec_kvzap,
+                                                 &node_codec_kvzip, &node_codec_rotatekv};
 
 const node_codec_ops_t *const *node_codecs(uint32_t *n_p)
 {

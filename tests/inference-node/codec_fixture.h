@@ -198,11 +198,28 @@ static uint8_t *fx_kvzap_payload(const node_model_info_t *m, size_t *bytes_p)
     return payload;
 }
 
+/* Every channel once, in an order of its own per layer. */
+static uint8_t *fx_rotatekv_payload(const node_model_info_t *m, size_t *bytes_p)
+{
+    const uint32_t width = m->n_kv_head * m->head_dim, step = width % 11 ? 11 : 13;
+    *bytes_p = (size_t)m->n_layer * width * 2;
+    uint8_t *payload = vc_alloc_aligned(64, vc_align_up(*bytes_p, 64));
+    cr_assert_not_null(payload);
+    for (uint32_t i = 0; i < m->n_layer * width; i++) {
+        const uint32_t channel = (i % width * step + i / width) % width;
+        payload[2 * (size_t)i] = (uint8_t)channel;
+        payload[2 * (size_t)i + 1] = (uint8_t)(channel >> 8);
+    }
+    return payload;
+}
+
 /* Payload of a blob that a method can use for the model; a calibrated method adds its line. */
 static uint8_t *fx_payload(const node_codec_ops_t *ops, const node_model_info_t *m, size_t *bytes_p)
 {
     if (strcmp(ops->name, "kvzap") == 0)
         return fx_kvzap_payload(m, bytes_p);
+    if (strcmp(ops->name, "rotatekv") == 0)
+        return fx_rotatekv_payload(m, bytes_p);
     cr_assert(false, "no made-up calibration for %s", ops->name);
     return NULL;
 }

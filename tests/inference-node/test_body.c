@@ -76,10 +76,11 @@ Test(body, kept_rows_are_packed_densely_in_ascending_position)
 
 Test(body, any_cut_of_a_stored_copy_is_a_body)
 {
-    static const char *const texts[] = {"none", "noise", "snapkv:keep=0.2", "kivi:bits=2", "rot:bits=3", "kvzap"};
+    static const char *const texts[] = {"none",       "noise", "snapkv:keep=0.2", "kivi:bits=2",
+                                        "rot:bits=3", "kvzap", "rotatekv"};
     fx_t f;
     fx_open(&f, fx_model(1, 4, 2, 16), 9, 64, 92);
-    for (int s = 0; s < 6; s++) {
+    for (size_t s = 0; s < VC_ARRAY_LEN(texts); s++) {
         fx_records_t r = {0};
         fx_compress(texts[s], &f.in, &r);
         for (uint32_t n = 1; n <= 9; n++) {

@@ -6,9 +6,17 @@
 
 #include "codec_fixture.h"
 
-static const char *const methods[] = {
-    "none",       "noise:eps=0.01",      "snapkv:keep=0.3", "kivi:bits=2",   "kivi:bits=8,group=64",
-    "rot:bits=4", "rot:bits=3,group=16", "kvzap:tau=-4.5",  "kvzap:keep=0.3"};
+static const char *const methods[] = {"none",
+                                      "noise:eps=0.01",
+                                      "snapkv:keep=0.3",
+                                      "kivi:bits=2",
+                                      "kivi:bits=8,group=64",
+                                      "rot:bits=4",
+                                      "rot:bits=3,group=16",
+                                      "kvzap:tau=-4.5",
+                                      "kvzap:keep=0.3",
+                                      "rotatekv",
+                                      "rotatekv:bits=3,group=16,sinks=0"};
 enum { N_METHODS = sizeof(methods) / sizeof(methods[0]) };
 
 Test(codec, equal_kv_gives_equal_records)
@@ -110,7 +118,9 @@ Test(codec, records_have_the_bytes_they_always_had)
                                                 "ca10f0146c5695df0ed6c97b6727eb56d2258d72af51452c5a4b7b29fa66737e",
                                                 "89f200b291d6a43ce57b06931570a6b7c1b5887532f89d2d5d05a8e14ef0439f",
                                                 "e3de7a49d033b57584a145d44b08d43dd039c71c4e7780ad8e3ca597ed037889",
-                                                "9eff39d8d171203ca961f71d2636baa2241f4e5c338e82ab05e9515f62b74271"};
+                                                "9eff39d8d171203ca961f71d2636baa2241f4e5c338e82ab05e9515f62b74271",
+                                                "92c192fed3a7983cc6ee629566841d0c0998c3f7101808a006be3661f919dd28",
+                                                "39c5a82ec958136a18bf7db07af30c8e94231148468212e3ef85d9832db91c3a"};
     fx_t f;
     fx_open(&f, fx_model(2, 4, 2, 32), 5, 64, 100);
     f.in.first_block = 1;
@@ -174,10 +184,22 @@ Test(codec, records_name_their_place_in_the_chain)
 
 Test(codec, bits_per_element_is_what_the_payload_takes)
 {
-    static const char *const texts[] = {
-        "none",        "noise",       "snapkv:keep=0.25",   "snapkv:keep=0.5", "kvzap:keep=0.25",
-        "kivi:bits=2", "kivi:bits=4", "kivi:bits=8",        "kivi:group=64",   "rot:bits=2",
-        "rot:bits=3",  "rot:bits=4",  "rot:bits=8,group=64"};
+    static const char *const texts[] = {"none",
+                                        "noise",
+                                        "snapkv:keep=0.25",
+                                        "snapkv:keep=0.5",
+                                        "kvzap:keep=0.25",
+                                        "kivi:bits=2",
+                                        "kivi:bits=4",
+                                        "kivi:bits=8",
+                                        "kivi:group=64",
+                                        "rot:bits=2",
+                                        "rot:bits=3",
+                                        "rot:bits=4",
+                                        "rot:bits=8,group=64",
+                                        "rotatekv:sinks=0",
+                                        "rotatekv:bits=3,sinks=0",
+                                        "rotatekv:bits=2,group=32,sinks=0"};
     fx_t f;
     fx_open(&f, fx_model(2, 8, 4, 64), 8, 64, 76);
     for (size_t i = 0; i < VC_ARRAY_LEN(texts); i++) {

@@ -13,8 +13,8 @@
 #include "support/tiny_model.h"
 
 static const char *const methods[] = {
-    "none",  "noise",         "snapkv:keep=0.25,window=32", "kivi:bits=2,group=16", "rot:bits=4,group=16",
-    "kvzap", "kvzap:keep=0.4"};
+    "none",  "noise",          "snapkv:keep=0.25,window=32", "kivi:bits=2,group=16", "rot:bits=4,group=16",
+    "kvzap", "kvzap:keep=0.4", "rotatekv:bits=2,group=16"};
 enum { N_METHODS = sizeof(methods) / sizeof(methods[0]), N_BLOCKS = 4 };
 
 /* Records of every method after a prefill in passes of `cut` tokens. */

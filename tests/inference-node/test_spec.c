@@ -218,7 +218,7 @@ Test(spec, the_table_lists_every_method_with_help)
 {
     uint32_t n;
     const node_codec_ops_t *const *codecs = node_codecs(&n);
-    cr_assert_eq(n, 5);
+    cr_assert_geq(n, 5);
     for (uint32_t i = 0; i < n; i++) {
         node_spec_t spec;
         cr_assert_eq(node_spec_parse(codecs[i]->name, &spec, NULL), VC_OK);
