@@ -155,7 +155,7 @@ static vc_status_t keep_above(node_selection_t *sel, const float *f, double tau,
         for (uint32_t i = 0; i < n_rows; i++)
             if (isnan(f[(size_t)h * n_rows + i]))
                 return vc_err_set(err, VC_ERR_INVALID,
-                                  "kvzap: the score of layer %u head %u position %u is not a number", h / n_kv_head,
+                                  "kvzap: the score of layer %u, head %u, position %u is not a number", h / n_kv_head,
                                   h % n_kv_head, sel->in->first_block * NODE_TILE + i);
     for (size_t b = 0; b < (size_t)sel->n_heads * sel->n_new; b++)
         sel->kept[b] = node_kvzap_above(f + b * NODE_TILE, tau);
