@@ -103,7 +103,7 @@ Test(combine, a_head_that_groups_do_not_divide_is_refused)
         node_spec_t spec = fx_spec(texts[i]);
         fx_records_t r = {0};
         vc_err_t err = {0};
-        cr_assert_eq(node_compress(&spec, &f.in, fx_keep, &r, &err), VC_ERR_UNSUPPORTED);
+        cr_assert_eq(fx_try_compress(&spec, &f.in, fx_keep, &r, &err), VC_ERR_UNSUPPORTED);
         cr_assert_not_null(strstr(err.msg, "80"), "%s", err.msg);
         cr_assert_eq(r.n, 0);
         vc_kvrec_head_t head = {.shape = f.model.keyspace.shape};
