@@ -1,7 +1,7 @@
 /*
- * Compressed payloads on hostile bytes. The first byte chooses the method (bits 0-2, 4) and the head size (bit 3), the
- * rest is one layer part of a record that is otherwise whole: a fuzzer cannot guess its sums, so they are made here.
- * Whatever is accepted must be a body of finite numbers within its bounds.
+ * Compressed payloads on hostile bytes. The first byte chooses the method (bits 0-2, 4-6) and the head size (bit 3),
+ * the rest is one layer part of a record that is otherwise whole: a fuzzer cannot guess its sums, so they are made
+ * here. Whatever is accepted must be a body of finite numbers within its bounds.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -28,7 +28,11 @@ static const char *const specs[] = {"none",
                                     "rot:bits=2,group=16",
                                     "rot:bits=3,group=16",
                                     "rot:bits=4,group=32",
-                                    "rot:bits=8,group=128"};
+                                    "rot:bits=8,group=128",
+                                    "snapkv+rot:bits=4",
+                                    "snapkv+rot:bits=3,group=16",
+                                    "snapkv+rot:bits=2",
+                                    "none+rot:bits=8,group=32"};
 static const uint32_t dims[] = {16, 64};
 enum { N_HEAD = 2 };
 
@@ -57,7 +61,7 @@ static void check_numbers(const uint16_t *x, size_t n)
 }
 
 /* Attention over whatever was accepted is a number, the same one from the plain reference and from the best table. */
-static void check_codes(const node_coded_form_t *form, const uint8_t *tile)
+static void check_codes(const node_coded_form_t *form, const uint8_t *tile, uint32_t n_rows)
 {
     static _Alignas(64) float q[64], o[2][64], p[NODE_TILE];
     const node_ops_t *list[2] = {&node_ops_scalar, node_ops_get(NODE_OPS_AVX512)};
@@ -67,7 +71,7 @@ static void check_codes(const node_coded_form_t *form, const uint8_t *tile)
     for (int i = 0; i < 2 && list[i]; i++) {
         node_coded_query_t coded;
         node_attn_t a = {.n_q = 1, .head_dim = form->dim, .q = q, .m = &m[i], .l = &l[i], .o = o[i], .p = p};
-        a.n_valid[0] = NODE_TILE;
+        a.n_valid[0] = n_rows;
         m[i] = -__builtin_inff();
         l[i] = 0;
         memset(o[i], 0, sizeof o[i]);
@@ -88,11 +92,11 @@ static void check_body(const node_body_t *body, uint32_t dim)
         must(body->n_tiles[h] <= 1 && node_body_n_dropped(body, 0, h) <= NODE_TILE);
         if (body->n_tiles[h] == 0)
             continue;
+        must(body->tiles[h][0].n_rows >= 1 && body->tiles[h][0].n_rows <= NODE_TILE);
         if (body->tiles[h][0].codes) {
-            check_codes(&body->form, body->tiles[h][0].codes);
+            check_codes(&body->form, body->tiles[h][0].codes, body->tiles[h][0].n_rows);
             continue;
         }
-        must(body->tiles[h][0].n_rows >= 1 && body->tiles[h][0].n_rows <= NODE_TILE);
         check_numbers(body->tiles[h][0].k, (size_t)dim * NODE_TILE);
         check_numbers(body->tiles[h][0].v, (size_t)dim * NODE_TILE);
     }
@@ -137,7 +141,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     node_model_info_t model;
     make_model(dims[data[0] >> 3 & 1], &model);
     node_spec_t spec;
-    must(node_spec_parse(specs[(data[0] & 7) + (data[0] >> 1 & 8)], &spec, NULL) == VC_OK);
+    must(node_spec_parse(specs[((data[0] & 7u) + (data[0] >> 1 & 0x38u)) % (sizeof(specs) / sizeof(specs[0]))], &spec,
+                         NULL) == VC_OK);
     size_t bytes;
     uint8_t *record = wrap(&model, &spec, data + 1, size - 1, &bytes);
     if (record == NULL)

@@ -77,7 +77,7 @@ Test(body, kept_rows_are_packed_densely_in_ascending_position)
 Test(body, any_cut_of_a_stored_copy_is_a_body)
 {
     static const char *const texts[] = {"none",       "noise", "snapkv:keep=0.2", "kivi:bits=2",
-                                        "rot:bits=3", "kvzap", "rotatekv"};
+                                        "rot:bits=3", "kvzap", "rotatekv",        "snapkv:keep=0.2+rot"};
     fx_t f;
     fx_open(&f, fx_model(1, 4, 2, 16), 9, 64, 92);
     for (size_t s = 0; s < VC_ARRAY_LEN(texts); s++) {
@@ -119,8 +119,8 @@ Test(body, records_may_come_in_any_order)
 /* Sink and window: first and last blocks in place of their compressed rows, before or after the record comes. */
 Test(body, exact_pages_are_used_in_place)
 {
-    static const char *const texts[] = {"snapkv:keep=0.25", "kivi:bits=2", "rot:bits=4"};
-    for (int s = 0; s < 3; s++)
+    static const char *const texts[] = {"snapkv:keep=0.25", "kivi:bits=2", "rot:bits=4", "none+rot:bits=3,group=16"};
+    for (int s = 0; s < 4; s++)
         for (int pages_first = 0; pages_first < 2; pages_first++) {
             fx_t f;
             fx_open(&f, fx_model(2, 4, 2, 32), 5, 64, 94);
@@ -323,8 +323,8 @@ Test(body, blocks_of_two_chains_do_not_mix)
 /* A flipped bit anywhere: the sum tells, nothing of the block stays, and an exact page can still take its place. */
 Test(body, a_damaged_record_leaves_no_trace)
 {
-    static const char *const texts[] = {"none", "snapkv:keep=0.5", "kivi", "rot"};
-    for (int s = 0; s < 4; s++) {
+    static const char *const texts[] = {"none", "snapkv:keep=0.5", "kivi", "rot", "snapkv:keep=0.5+rot:bits=2"};
+    for (size_t s = 0; s < VC_ARRAY_LEN(texts); s++) {
         refusal_t t;
         refusal_open(&t, texts[s], 2);
         cr_assert_eq(add(&t, 0, NULL), VC_OK);

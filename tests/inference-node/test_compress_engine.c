@@ -12,9 +12,15 @@
 #include "role/local_body.h"
 #include "support/tiny_model.h"
 
-static const char *const methods[] = {
-    "none",  "noise",          "snapkv:keep=0.25,window=32", "kivi:bits=2,group=16", "rot:bits=4,group=16",
-    "kvzap", "kvzap:keep=0.4", "rotatekv:bits=2,group=16"};
+static const char *const methods[] = {"none",
+                                      "noise",
+                                      "snapkv:keep=0.25,window=32",
+                                      "kivi:bits=2,group=16",
+                                      "rot:bits=4,group=16",
+                                      "snapkv:keep=0.4,window=32+rot:bits=3,group=16",
+                                      "kvzap",
+                                      "kvzap:keep=0.4",
+                                      "rotatekv:bits=2,group=16"};
 enum { N_METHODS = sizeof(methods) / sizeof(methods[0]), N_BLOCKS = 4 };
 
 /* Records of every method after a prefill in passes of `cut` tokens. */
