@@ -42,7 +42,7 @@ typedef struct trainer {
     const node_kvzap_ops_t *ops;
     node_team_t *team;
     span_t *spans;
-    uint32_t n_spans, n_threads, used; /* texts that gave pieces */
+    uint32_t n_spans, n_threads;
     layer_fit_t *layers;
     double *r2;  /* [n_layer][n_kv_head] */
     float *gram; /* [n_layer][n_head][head_dim][head_dim] */
@@ -89,7 +89,6 @@ static vc_status_t cut_texts(trainer_t *t, vc_err_t *err)
             uint32_t at = (uint32_t)((uint64_t)n * k / pieces), end = (uint32_t)((uint64_t)n * (k + 1) / pieces);
             t->spans[t->n_spans++] = (span_t){t->job->texts[i] + at, VC_MIN(end - at, most)};
         }
-        t->used += pieces > 0;
     }
     if (t->n_spans == 0)
         return vc_err_set(err, VC_ERR_INVALID, "kvzap needs texts of at least %u tokens, got none", PIECE_LEAST);
@@ -350,8 +349,8 @@ static void note_all(const trainer_t *t)
         note_layer(t, l);
     for (uint32_t i = 0; i < n_heads; i++)
         mean += t->r2[i] / n_heads;
-    snprintf(line, sizeof(line), "%u pieces of %u texts, %llu rows learned, %u held out; mean R2 %.3f", t->n_spans,
-             t->used, (unsigned long long)n, t->n_hold, mean);
+    snprintf(line, sizeof(line), "%u pieces of text, %llu rows learned, %u held out; mean R2 %.3f", t->n_spans,
+             (unsigned long long)n, t->n_hold, mean);
     note(t, line);
     if (n < want) {
         snprintf(line, sizeof(line), "warning: %llu rows or more would be better", (unsigned long long)want);
