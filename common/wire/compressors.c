@@ -5,6 +5,7 @@
 
 #define TABLE(a) a, VC_ARRAY_LEN(a)
 #define SEED_MAX 18446744073709551615.0
+#define FROM_ZERO (-0x1p-1074) /* "above" it is 0, or more */
 
 static const vc_compressor_param_t noise_params[] = {
     {"eps", "0.001", NULL, true, 0, 100, "size of the noise, as a share of each number"},
@@ -31,6 +32,17 @@ static const vc_compressor_param_t kvzap_params[] = {
     {"keep", NULL, NULL, true, 0, 1, "instead of tau: share of the rows that every head keeps"},
 };
 
+static const vc_compressor_param_t expected_attention_params[] = {
+    {"keep", "0.5", NULL, true, 0, 1, "share of the rows that is kept"},
+    {"sinks", "4", NULL, false, 0, 256, "first tokens, always kept and in no statistics"},
+    {"future", "512", NULL, false, 1, 65536, "positions after the text that queries are expected at"},
+    {"eps", "0", NULL, true, FROM_ZERO, 1, "added to every attention weight before the value's size"},
+    {"vnorm", "1", NULL, false, 0, 1, "1: weights times the size of the value"},
+    {"cov", "1", NULL, false, 0, 1, "1: with the covariance of the queries"},
+    {"stats", "online", "online,offline", false, 0, 0, "statistics of the text's queries, or calibrated ones"},
+    {"budget", "head", "head,layer,global", false, 0, 0, "over what keep is shared out"},
+};
+
 static const vc_compressor_t compressors[] = {
     {"none", "all rows, f16", VC_COMPRESSOR_TEST, VC_CALIBRATED_NOT, false, NULL, 0},
     {"noise", "all rows, with noise added", VC_COMPRESSOR_TEST, VC_CALIBRATED_NOT, false, TABLE(noise_params)},
@@ -42,6 +54,8 @@ static const vc_compressor_t compressors[] = {
      TABLE(rot_params)},
     {"kvzap", "rows that a learned map expects to be attended to", VC_COMPRESSOR_DROPS, VC_CALIBRATED_ALWAYS, false,
      TABLE(kvzap_params)},
+    {"expected_attention", "rows that queries to come are expected to attend to", VC_COMPRESSOR_DROPS,
+     VC_CALIBRATED_OPTIONAL, false, TABLE(expected_attention_params)},
 };
 
 const vc_compressor_t *vc_compressors(uint32_t *n_p)
@@ -58,6 +72,8 @@ static void print_range(FILE *out, const vc_compressor_param_t *p)
     char text[80];
     if (p->values != NULL)
         snprintf(text, sizeof(text), "%s", p->values);
+    else if (p->is_real && p->lo == FROM_ZERO)
+        snprintf(text, sizeof(text), "0 to %g", p->hi);
     else if (p->is_real)
         snprintf(text, sizeof(text), "above %g, up to %g", p->lo, p->hi);
     else if (p->hi >= SEED_MAX)

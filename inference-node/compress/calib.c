@@ -39,11 +39,18 @@ static uint32_t shape_value(const node_model_info_t *model, size_t i)
     return v;
 }
 
+/* As the file has it: the first 16 bytes of the name, zero padded. */
+static void short_name(const char *method, char name[16])
+{
+    memset(name, 0, 16);
+    memcpy(name, method, VC_MIN(strlen(method), 16));
+}
+
 static void put_head(uint8_t head[CALIB_HEAD_BYTES], const char *method, const node_model_info_t *model, size_t bytes)
 {
     vc_writer_t w = vc_writer(head, CALIB_HEAD_BYTES);
-    char name[16] = {0};
-    memcpy(name, method, strlen(method));
+    char name[16];
+    short_name(method, name);
     vc_write_bytes(&w, calib_magic, sizeof(calib_magic));
     vc_write_bytes(&w, name, sizeof(name));
     vc_write_u32(&w, CALIB_VERSION);
@@ -85,9 +92,9 @@ static vc_status_t check_bytes(const uint8_t *data, size_t bytes, vc_digest_t *d
 static vc_status_t check_owner(const uint8_t *data, const node_codec_ops_t *ops, const node_model_info_t *model,
                                vc_err_t *err)
 {
-    char name[17] = {0}, want[16] = {0};
+    char name[17] = {0}, want[16];
     memcpy(name, data + 8, 16);
-    memcpy(want, ops->name, strlen(ops->name));
+    short_name(ops->name, want);
     for (char *at = name; *at; at++)
         *at = *at < ' ' || *at > '~' ? '?' : *at; /* it goes to a terminal */
     if (memcmp(data + 8, want, sizeof(want)) != 0)
@@ -239,7 +246,7 @@ vc_status_t node_calib_save(const char *path, const char *method, const node_mod
     uint8_t head[CALIB_HEAD_BYTES];
     char aside[4096];
     vc_digest_t digest;
-    if (strlen(method) >= 16 || bytes > CALIB_MAX_BYTES - CALIB_HEAD_BYTES - VC_DIGEST_BYTES)
+    if (bytes > CALIB_MAX_BYTES - CALIB_HEAD_BYTES - VC_DIGEST_BYTES)
         return vc_err_set(err, VC_ERR_INVALID, "a calibration blob of method %s with %zu bytes cannot be", method,
                           bytes);
     if (snprintf(aside, sizeof(aside), "%s.%ld.new", path, (long)getpid()) >= (int)sizeof(aside))

@@ -23,7 +23,7 @@ typedef struct node_spec {
     /* parameters, meaning by method; unused ones are zero */
     double keep, eps, tau, outliers, clip;
     uint32_t window, kernel, bits, group, residual, max_pool;
-    uint32_t sinks, future, budget, plus, chunk, stats, levels;
+    uint32_t sinks, future, budget, plus, chunk, stats, levels, vnorm, cov;
     uint32_t row_bits, row_group; /* "dropper:...+rot:bits=4,group=64": how kept rows are coded; 0: f16 */
     uint64_t seed;
 } node_spec_t;

@@ -14,6 +14,8 @@
 
 typedef enum { NODE_PARAM_REAL, NODE_PARAM_UINT, NODE_PARAM_UINT64, NODE_PARAM_CHOICE } node_param_kind_t;
 
+#define NODE_PARAM_FROM_ZERO (-0x1p-1074) /* lo of a REAL that may be 0 */
+
 typedef struct node_param {
     const char *name;
     node_param_kind_t kind;
@@ -103,6 +105,7 @@ vc_status_t node_body_put_tile(node_body_builder_t *b, uint32_t block, uint32_t 
 
 /* ---- the methods ---- */
 extern const node_codec_ops_t node_codec_kvzap;
+extern const node_codec_ops_t node_codec_expected_attention;
 extern const node_codec_ops_t node_codec_none, node_codec_noise, node_codec_snapkv, node_codec_kivi, node_codec_rot;
 extern const node_codec_ops_t node_codec_kvzip;
 extern const node_codec_ops_t node_codec_rotatekv;

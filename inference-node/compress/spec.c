@@ -14,9 +14,10 @@
 #include "compress/select.h"
 #include "vc/mem.h"
 
-static const node_codec_ops_t *const codecs[] = {&node_codec_none,  &node_codec_noise,   &node_codec_snapkv,
-                                                 &node_codec_kivi,  &node_codec_rot,     &node_codec_kvzap,
-                                                 &node_codec_kvzip, &node_codec_rotatekv};
+static const node_codec_ops_t *const codecs[] = {
+    &node_codec_none,  &node_codec_noise,    &node_codec_snapkv,
+    &node_codec_kivi,  &node_codec_rot,      &node_codec_kvzap,
+    &node_codec_kvzip, &node_codec_rotatekv, &node_codec_expected_attention};
 
 const node_codec_ops_t *const *node_codecs(uint32_t *n_p)
 {
@@ -119,8 +120,10 @@ static vc_status_t set_value(node_spec_t *spec, const char *method, const node_p
     switch (p->kind) {
     case NODE_PARAM_REAL:
         if (!parse_real(text, &real) || !(real > p->lo && real <= p->hi))
-            return vc_err_set(err, VC_ERR_INVALID, "compressor %s: %s=%s is not a number above %g and at most %g",
-                              method, p->name, text, p->lo, p->hi);
+            return vc_err_set(err, VC_ERR_INVALID, "compressor %s: %s=%s is not a number %s %g and at most %g", method,
+                              p->name, text, p->lo == NODE_PARAM_FROM_ZERO ? "from" : "above",
+                              p->lo == NODE_PARAM_FROM_ZERO ? 0.0 : p->lo, p->hi);
+        real += 0.0; /* one zero */
         break;
     case NODE_PARAM_UINT64:
         if (!parse_whole(text, &whole))
