@@ -15,6 +15,7 @@
 #include "kernels/numerics.h"
 #include "model/rope.h"
 #include "support/golden.h"
+#include "support/tiny_model.h"
 #include "support/vc_test.h"
 #include "vc/mem.h"
 
@@ -280,12 +281,55 @@ static int fx_keep(void *arg, uint32_t block, const void *record, size_t bytes)
     return 0;
 }
 
+/* A replay on an engine of the model's shape with random weights, kept for the life of the process: one for all. */
+static const node_replay_t *fx_replay(const node_model_info_t *m)
+{
+    enum { N_ENGINES = 16 };
+    static const uint32_t first[] = {7, 11, 13}, next[] = {17, 19}, suffix[] = {23};
+    static node_replay_t made[N_ENGINES];
+    for (int i = 0; i < N_ENGINES; i++) {
+        if (made[i].engine == NULL) {
+            tiny_model_opts_t opts;
+            vc_err_t err = {0};
+            node_gguf_t *gguf;
+            tiny_model_opts_default(&opts);
+            opts.n_layer = m->n_layer;
+            opts.n_head = m->n_head;
+            opts.n_kv_head = m->n_kv_head;
+            opts.head_dim = m->head_dim;
+            opts.d_model = m->d_model;
+            opts.n_vocab = 1000; /* what fx_tokens gives */
+            opts.f32 = true;
+            const gguf_image_t image = tiny_model_build(&opts);
+            made[i] = (node_replay_t){.first = first,
+                                      .next = next,
+                                      .suffix = suffix,
+                                      .n_first = VC_ARRAY_LEN(first),
+                                      .n_next = VC_ARRAY_LEN(next),
+                                      .n_suffix = VC_ARRAY_LEN(suffix)};
+            node_engine_opts_t eopts;
+            node_engine_opts_default(&eopts);
+            eopts.n_threads = 1;
+            cr_assert_eq(node_gguf_open_memory(image.data, image.bytes, &gguf, &err), VC_OK, "%s", err.msg);
+            cr_assert_eq(node_engine_create(gguf, NULL, &eopts, &made[i].engine, &err), VC_OK, "%s", err.msg);
+        }
+        const node_model_info_t *have = node_engine_info(made[i].engine);
+        if (have->n_layer == m->n_layer && have->n_head == m->n_head && have->n_kv_head == m->n_kv_head &&
+            have->head_dim == m->head_dim)
+            return &made[i];
+    }
+    cr_assert(false, "more shapes than room for engines");
+    return NULL;
+}
+
 /* node_compress after the watching; `in` is (a copy of) an fx_t's, or has its watched state already. */
 static vc_status_t fx_try_compress(const node_spec_t *spec, const node_compress_in_t *in, node_record_fn on_record,
                                    void *arg, vc_err_t *err)
 {
     node_compress_in_t shown = *in;
     node_watch_t w = {0};
+    if (in->replay == NULL && (spec->ops->needs(spec) & NODE_NEED_REPLAY) != 0)
+        shown.replay = fx_replay(in->model);
     if (in->watched == NULL && spec->ops->watch != NULL) {
         const fx_t *f = (const fx_t *)(const void *)((const char *)in->kv - offsetof(fx_t, kv));
         w = fx_watch(spec, f, in);

@@ -12,7 +12,7 @@ static bool tile_is_page(const node_tile_t *tile, node_page_t *page, uint32_t la
 
 Test(body, keeping_everything_gives_the_pages_bit_for_bit)
 {
-    static const char *const texts[] = {"none", "snapkv:keep=1", "kvzap:keep=1", "kvzap:tau=-99"};
+    static const char *const texts[] = {"none", "snapkv:keep=1", "kvzap:keep=1", "kvzap:tau=-99", "kvzip:keep=1"};
     for (int s = 0; s < 4; s++) {
         fx_t f;
         fx_open(&f, fx_model(2, 4, 2, 32), 4, 64, 90);
@@ -76,8 +76,8 @@ Test(body, kept_rows_are_packed_densely_in_ascending_position)
 
 Test(body, any_cut_of_a_stored_copy_is_a_body)
 {
-    static const char *const texts[] = {"none",       "noise", "snapkv:keep=0.2", "kivi:bits=2",
-                                        "rot:bits=3", "kvzap", "rotatekv",        "snapkv:keep=0.2+rot"};
+    static const char *const texts[] = {"none",  "noise",    "snapkv:keep=0.2",     "kivi:bits=2",        "rot:bits=3",
+                                        "kvzap", "rotatekv", "snapkv:keep=0.2+rot", "kvzip:budget=global"};
     fx_t f;
     fx_open(&f, fx_model(1, 4, 2, 16), 9, 64, 92);
     for (size_t s = 0; s < VC_ARRAY_LEN(texts); s++) {
@@ -323,7 +323,8 @@ Test(body, blocks_of_two_chains_do_not_mix)
 /* A flipped bit anywhere: the sum tells, nothing of the block stays, and an exact page can still take its place. */
 Test(body, a_damaged_record_leaves_no_trace)
 {
-    static const char *const texts[] = {"none", "snapkv:keep=0.5", "kivi", "rot", "snapkv:keep=0.5+rot:bits=2"};
+    static const char *const texts[] = {"none", "snapkv:keep=0.5", "kivi", "rot", "snapkv:keep=0.5+rot:bits=2",
+                                        "kvzip"};
     for (size_t s = 0; s < VC_ARRAY_LEN(texts); s++) {
         refusal_t t;
         refusal_open(&t, texts[s], 2);

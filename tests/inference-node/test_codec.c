@@ -18,7 +18,9 @@ static const char *const methods[] = {"none",
                                       "kvzap:tau=-4.5",
                                       "kvzap:keep=0.3",
                                       "rotatekv",
-                                      "rotatekv:bits=3,group=16,sinks=0"};
+                                      "rotatekv:bits=3,group=16,sinks=0",
+                                      "kvzip:keep=0.3,budget=head",
+                                      "kvzip:keep=0.3,plus=no,budget=global,chunk=64"};
 enum { N_METHODS = sizeof(methods) / sizeof(methods[0]) };
 
 Test(codec, equal_kv_gives_equal_records)
@@ -124,7 +126,9 @@ Test(codec, records_have_the_bytes_they_always_had)
                                                 "e3de7a49d033b57584a145d44b08d43dd039c71c4e7780ad8e3ca597ed037889",
                                                 "9eff39d8d171203ca961f71d2636baa2241f4e5c338e82ab05e9515f62b74271",
                                                 "92c192fed3a7983cc6ee629566841d0c0998c3f7101808a006be3661f919dd28",
-                                                "39c5a82ec958136a18bf7db07af30c8e94231148468212e3ef85d9832db91c3a"};
+                                                "39c5a82ec958136a18bf7db07af30c8e94231148468212e3ef85d9832db91c3a",
+                                                "0f6fd447de75c064c29b0e287856bb0b57af790fe9e05523f2427a09b24d0a60",
+                                                "99e410d28f5cfa7a20dcb7ba6063b0dd537fb81a65cd0992186b0c2d44245441"};
     fx_t f;
     fx_open(&f, fx_model(2, 4, 2, 32), 5, 64, 100);
     f.in.first_block = 1;
@@ -203,7 +207,9 @@ Test(codec, bits_per_element_is_what_the_payload_takes)
                                         "rot:bits=8,group=64",
                                         "rotatekv:sinks=0",
                                         "rotatekv:bits=3,sinks=0",
-                                        "rotatekv:bits=2,group=32,sinks=0"};
+                                        "rotatekv:bits=2,group=32,sinks=0",
+                                        "kvzip:keep=0.25",
+                                        "kvzip:keep=0.5,budget=global"};
     fx_t f;
     fx_open(&f, fx_model(2, 8, 4, 64), 8, 64, 76);
     for (size_t i = 0; i < VC_ARRAY_LEN(texts); i++) {

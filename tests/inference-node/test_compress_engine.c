@@ -20,7 +20,9 @@ static const char *const methods[] = {"none",
                                       "snapkv:keep=0.4,window=32+rot:bits=3,group=16",
                                       "kvzap",
                                       "kvzap:keep=0.4",
-                                      "rotatekv:bits=2,group=16"};
+                                      "rotatekv:bits=2,group=16",
+                                      "kvzip",
+                                      "kvzip:plus=no,budget=head,chunk=128"};
 enum { N_METHODS = sizeof(methods) / sizeof(methods[0]), N_BLOCKS = 4 };
 
 /* Records of every method after a prefill in passes of `cut` tokens. */
@@ -47,6 +49,10 @@ static void records_of(const gguf_image_t *image, node_isa_t isa, uint32_t n_thr
             node_prefill(engine, &kv, tokens + done, VC_MIN(cut, N_BLOCKS * NODE_TILE - done), NULL, NULL, &err), VC_OK,
             "%s", err.msg);
     node_compress_in_t in = {.model = node_engine_info(engine), .kv = &kv, .tokens = tokens, .n_blocks = N_BLOCKS};
+    static const uint32_t words[] = {20, 30, 40}; /* what they say is of no matter here */
+    const node_replay_t replay = {
+        .engine = engine, .first = words, .next = words, .suffix = words, .n_first = 3, .n_next = 2, .n_suffix = 1};
+    in.replay = &replay;
     fx_bind_to(in.model);
     for (int i = 0; i < N_METHODS; i++) {
         node_spec_t spec = fx_spec(methods[i]);

@@ -270,6 +270,7 @@ void tiny_model_opts_default(tiny_model_opts_t *opts)
                                 .n_kv_head = 2,
                                 .head_dim = 16,
                                 .d_ffn = 128,
+                                .n_vocab = TINY_N_VOCAB,
                                 .context = 4096};
 }
 
@@ -339,8 +340,8 @@ static void add_layer(random_t *r, const tiny_model_opts_t *o, uint32_t layer)
 static void add_output(random_t *r, const tiny_model_opts_t *o)
 {
     const size_t d = o->d_model;
-    float *x = random_matrix(r, TINY_N_VOCAB, d, 4.0 / sqrt((double)d));
-    for (size_t i = 0; i < TINY_N_VOCAB; i++) {
+    float *x = random_matrix(r, o->n_vocab, d, 4.0 / sqrt((double)d));
+    for (size_t i = 0; i < o->n_vocab; i++) {
         const size_t byte = i - TINY_ID_FIRST_BYTE;
         float scale = 1.0f;
         if (i == TINY_ID_IM_END)
@@ -352,7 +353,7 @@ static void add_output(random_t *r, const tiny_model_opts_t *o)
         for (size_t k = 0; k < d; k++)
             x[i * d + k] *= scale;
     }
-    gguf_writer_tensor(r->w, "output.weight", r->f32 ? GGUF_W_F32 : GGUF_W_Q8_0, d, TINY_N_VOCAB, x);
+    gguf_writer_tensor(r->w, "output.weight", r->f32 ? GGUF_W_F32 : GGUF_W_Q8_0, d, o->n_vocab, x);
     free(x);
 }
 
@@ -371,11 +372,11 @@ gguf_image_t tiny_model_build(const tiny_model_opts_t *o)
     key_u32(w, "llama", "attention.key_length", o->head_dim);
     key_u32(w, "llama", "attention.value_length", o->head_dim);
     key_u32(w, "llama", "rope.dimension_count", o->head_dim);
-    key_u32(w, "llama", "vocab_size", TINY_N_VOCAB);
+    key_u32(w, "llama", "vocab_size", o->n_vocab);
     key_f32(w, "llama", "rope.freq_base", 10000.0);
     key_f32(w, "llama", "attention.layer_norm_rms_epsilon", 1e-5);
     tiny_model_add_tokenizer(w);
-    add_matrix(&r, "token_embd.weight", GGUF_W_Q8_0, TINY_N_VOCAB, o->d_model, 1.0);
+    add_matrix(&r, "token_embd.weight", GGUF_W_Q8_0, o->n_vocab, o->d_model, 1.0);
     for (uint32_t layer = 0; layer < o->n_layer; layer++)
         add_layer(&r, o, layer);
     add_norm(&r, "output_norm.weight", o->d_model);

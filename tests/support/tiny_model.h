@@ -23,6 +23,7 @@ typedef struct tiny_model_opts {
     uint32_t seed;
     uint32_t n_layer, d_model, n_head, n_kv_head, head_dim, d_ffn,
         context;      /* d_model, d_ffn, n_head * head_dim: of 32 */
+    uint32_t n_vocab; /* with ids that the tokenizer lacks; default TINY_N_VOCAB */
     bool f32;         /* every weight F32; default false: Q4_1, Q8_0 and F16 mixed, norms F32 */
     float end_weight; /* size of the <|im_end|> logit against the others: 0 never ends by itself (default), 1 does */
 } tiny_model_opts_t;
