@@ -164,6 +164,7 @@ void compress_acceptance(void)
         const spec_t *s = &specs[i];
         node_spec_t spec;
         OK(node_spec_parse(s->text, &spec, &compress_err));
+        OK(node_bind_spec(node, &spec, &compress_err));
         double runs = (double)VC_MAX(s->runs, 1u);
         printf("%-36s %8.2f %8.4f %8.2f%8.2f%8.2f %8.3f\n", s->text,
                node_spec_bits_per_element(&spec, node_engine_info(node->engine)), (double)s->same / (double)s->n,

@@ -1,6 +1,8 @@
 /* Opening and closing a node: model file, tokenizer, engine, in that order; closed in reverse. */
 #include "node.h"
 
+#include <string.h>
+
 #include "vc/log.h"
 #include "vc/mem.h"
 
@@ -108,7 +110,7 @@ vc_status_t node_bind_spec(node_t *node, node_spec_t *spec, vc_err_t *err)
         return VC_OK;
     uint32_t n, i = 0;
     const node_codec_ops_t *const *codecs = node_codecs(&n);
-    while (i < node->n_calibs && codecs[i] != spec->ops)
+    while (i < node->n_calibs && strcmp(codecs[i]->name, spec->ops->name) != 0)
         i++;
     if (node->engine == NULL || i == node->n_calibs)
         return vc_err_set(err, VC_ERR_INVALID, "%s needs a model to be calibrated for", spec->text);

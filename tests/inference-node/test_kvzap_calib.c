@@ -7,7 +7,9 @@
 #include "codec_fixture.h"
 #include "compress/watch.h"
 #include "model/engine.h"
+#include "node.h"
 #include "support/tiny_model.h"
+#include "support/tmpdir.h"
 
 typedef struct small {
     gguf_image_t image;
@@ -325,6 +327,46 @@ Test(kvzap_calib, texts_or_contexts_that_are_too_short_are_refused)
     cr_assert_not_null(strstr(err.msg, "context of 1510"), "%s", err.msg);
     close_small(&s);
     cr_assert(payload == NULL && notes.passes == 0);
+}
+
+/* One file serves thresholds and shares; without it the sentence says how it is made. */
+Test(kvzap_calib, a_node_binds_every_spec_of_the_method_to_its_file)
+{
+    static const char *const texts[] = {"kvzap", "kvzap:keep=0.5", "kvzap:tau=-2+rot:bits=4,group=16"};
+    tiny_model_opts_t tiny;
+    tiny_model_opts_default(&tiny);
+    gguf_image_t image = tiny_model_build(&tiny);
+    vt_tmpdir_t dir;
+    vt_tmpdir_create(&dir);
+    char path[300], blob[400];
+    snprintf(path, sizeof(path), "%s/small.gguf", dir.path);
+    cr_assert(gguf_image_write(&image, path));
+    gguf_image_free(&image);
+    node_opts_t opts;
+    node_t *node;
+    vc_err_t err = {0};
+    node_opts_default(&opts);
+    opts.model_path = path;
+    cr_assert_eq(node_open(&opts, &node, &err), VC_OK, "%s", err.msg);
+    node_spec_t bound[3], plain[3];
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(node_spec_parse(texts[i], &plain[i], NULL), VC_OK, "%s", texts[i]);
+        bound[i] = plain[i];
+        cr_assert_eq(node_bind_spec(node, &bound[i], &err), VC_ERR_INVALID);
+        cr_assert_not_null(strstr(err.msg, "--method kvzap"), "%s", err.msg);
+    }
+    size_t bytes;
+    uint8_t *payload = fx_kvzap_payload(node_engine_info(node->engine), &bytes);
+    cr_assert_eq(node_calib_file(node, "kvzap", blob, sizeof(blob), &err), VC_OK);
+    cr_assert_eq(node_calib_save(blob, "kvzap", node_engine_info(node->engine), payload, bytes, &err), VC_OK);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(node_bind_spec(node, &bound[i], &err), VC_OK, "%s: %s", texts[i], err.msg);
+        cr_assert_not_null(bound[i].calib);
+        cr_assert(memcmp(&bound[i].id, &plain[i].id, sizeof(bound[i].id)) != 0);
+    }
+    vc_free(payload);
+    node_close(node);
+    vt_tmpdir_remove(&dir);
 }
 
 /* ---- in the engine ---- */
