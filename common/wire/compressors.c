@@ -27,6 +27,12 @@ static const vc_compressor_param_t rot_params[] = {
     {"group", "64", "16,32,64,128", false, 0, 0, "channels that share scale and minimum"},
     {"residual", "64", NULL, false, 0, 8192, "last tokens that stay exact"},
 };
+static const vc_compressor_param_t kvquant_params[] = {
+    {"bits", "4", "2,3,4", false, 0, 0, "bits per number"},
+    {"outliers", "0.01", NULL, true, FROM_ZERO, 0.1, "share of the numbers that stay exact"},
+    {"levels", "calibrated", "calibrated,nf", false, 0, 0, "what codes stand for: learned, or NormalFloat"},
+    {"sinks", "1", NULL, false, 0, 64, "first tokens that stay exact"},
+};
 static const vc_compressor_param_t kvzap_params[] = {
     {"tau", "-4", NULL, true, -100, 100, "least score of a row that is kept"},
     {"keep", NULL, NULL, true, 0, 1, "instead of tau: share of the rows that every head keeps"},
@@ -52,6 +58,8 @@ static const vc_compressor_t compressors[] = {
      TABLE(kivi_params)},
     {"rot", "rotated after RoPE, groups of each token; the default", VC_COMPRESSOR_QUANTISES, VC_CALIBRATED_NOT, false,
      TABLE(rot_params)},
+    {"kvquant", "before RoPE, learned levels and thresholds, outliers apart", VC_COMPRESSOR_QUANTISES,
+     VC_CALIBRATED_ALWAYS, false, TABLE(kvquant_params)},
     {"kvzap", "rows that a learned map expects to be attended to", VC_COMPRESSOR_DROPS, VC_CALIBRATED_ALWAYS, false,
      TABLE(kvzap_params)},
     {"expected_attention", "rows that queries to come are expected to attend to", VC_COMPRESSOR_DROPS,

@@ -81,6 +81,8 @@ typedef struct node_codec_ops {
                          vc_err_t *err); /* fills parameters and canonical text */
     double (*bits)(const node_spec_t *spec,
                    uint32_t head_dim); /* that the payload takes per K or V number of the block, from geometry */
+    /* The same where it depends on more of the model than a head's size; NULL: it does not. */
+    double (*model_bits)(const node_spec_t *spec, const node_model_info_t *model);
     uint32_t (*needs)(const node_spec_t *spec);
     uint32_t (*window_tokens)(const node_spec_t *spec); /* exact rows at the end that the drafter should take from full
                                                            records (R); 0 = none */

@@ -104,6 +104,7 @@ vc_status_t node_body_put_tile(node_body_builder_t *b, uint32_t block, uint32_t 
                                const uint16_t *v, vc_err_t *err);
 
 /* ---- the methods ---- */
+extern const node_codec_ops_t node_codec_kvquant;
 extern const node_codec_ops_t node_codec_kvzap;
 extern const node_codec_ops_t node_codec_expected_attention;
 extern const node_codec_ops_t node_codec_none, node_codec_noise, node_codec_snapkv, node_codec_kivi, node_codec_rot;

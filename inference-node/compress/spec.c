@@ -15,9 +15,8 @@
 #include "vc/mem.h"
 
 static const node_codec_ops_t *const codecs[] = {
-    &node_codec_none,  &node_codec_noise,    &node_codec_snapkv,
-    &node_codec_kivi,  &node_codec_rot,      &node_codec_kvzap,
-    &node_codec_kvzip, &node_codec_rotatekv, &node_codec_expected_attention};
+    &node_codec_none,    &node_codec_noise, &node_codec_snapkv, &node_codec_kivi,     &node_codec_rot,
+    &node_codec_kvquant, &node_codec_kvzap, &node_codec_kvzip,  &node_codec_rotatekv, &node_codec_expected_attention};
 
 const node_codec_ops_t *const *node_codecs(uint32_t *n_p)
 {
@@ -348,5 +347,5 @@ vc_status_t node_spec_parse(const char *text, node_spec_t *spec_p, vc_err_t *err
 
 double node_spec_bits_per_element(const node_spec_t *spec, const node_model_info_t *model)
 {
-    return spec->ops->bits(spec, model->head_dim);
+    return spec->ops->model_bits ? spec->ops->model_bits(spec, model) : spec->ops->bits(spec, model->head_dim);
 }
