@@ -49,6 +49,19 @@ static const vc_compressor_param_t expected_attention_params[] = {
     {"budget", "head", "head,layer,global", false, 0, 0, "over what keep is shared out"},
 };
 
+static const vc_compressor_param_t kvzip_params[] = {
+    {"keep", "0.3", NULL, true, 0, 1, "share of the rows that is kept"},
+    {"plus", "yes", "no,yes", false, 0, 0, "attention weights times the size of what the value adds"},
+    {"budget", "layer", "head,layer,global", false, 0, 0, "over what keep is shared out"},
+    {"chunk", "2048", NULL, false, 64, 32768, "tokens that one replay repeats, a multiple of 64"},
+};
+static const vc_compressor_param_t rotatekv_params[] = {
+    {"bits", "4", "2,3,4", false, 0, 0, "bits per number"},
+    {"group", "128", "16,32,64,128", false, 0, 0, "channels that share scale and zero point"},
+    {"clip", "1", NULL, true, 0, 1, "share of the range that is coded; 0.8 where bits=2 says no other"},
+    {"sinks", "20", NULL, false, 0, 256, "largest entries of a layer's input, whose tokens stay exact"},
+};
+
 static const vc_compressor_t compressors[] = {
     {"none", "all rows, f16", VC_COMPRESSOR_TEST, VC_CALIBRATED_NOT, false, NULL, 0},
     {"noise", "all rows, with noise added", VC_COMPRESSOR_TEST, VC_CALIBRATED_NOT, false, TABLE(noise_params)},
@@ -62,6 +75,10 @@ static const vc_compressor_t compressors[] = {
      VC_CALIBRATED_ALWAYS, false, TABLE(kvquant_params)},
     {"kvzap", "rows that a learned map expects to be attended to", VC_COMPRESSOR_DROPS, VC_CALIBRATED_ALWAYS, false,
      TABLE(kvzap_params)},
+    {"kvzip", "rows that a replay of the text attends to", VC_COMPRESSOR_DROPS, VC_CALIBRATED_NOT, true,
+     TABLE(kvzip_params)},
+    {"rotatekv", "keys before RoPE rotated and reordered, groups of each token", VC_COMPRESSOR_QUANTISES,
+     VC_CALIBRATED_ALWAYS, false, TABLE(rotatekv_params)},
     {"expected_attention", "rows that queries to come are expected to attend to", VC_COMPRESSOR_DROPS,
      VC_CALIBRATED_OPTIONAL, false, TABLE(expected_attention_params)},
 };
