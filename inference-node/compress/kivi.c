@@ -12,6 +12,7 @@
  */
 #include "compress/codec_int.h"
 #include "compress/kivi_int.h"
+#include "compress/rot_int.h"
 #include "vc/bytes.h"
 #include "vc/mem.h"
 
@@ -218,6 +219,42 @@ static void kivi_encode(const void *arg, uint32_t block, uint32_t layer, void *p
     vc_put_le32(at, 0);
 }
 
+/* Heads that coded tiles cannot have are attended as pages. */
+static bool fits_tiles(const matrix_t *v) { return v->cols <= NODE_HEAD_DIM_MAX && v->group % 16 == 0; }
+
+/* Codes of a matrix, one a byte, and its parameters from [row][group] to [group][row], as coded tiles have them. */
+static void unpack_matrix(const matrix_t *m, const uint8_t *at, uint8_t *codes, uint8_t *scales, uint8_t *mins)
+{
+    const uint8_t *scale_at = at + codes_bytes(m), *min_at = scale_at + 2 * n_groups(m);
+    node_rot_unpack(codes, at, m->rows * m->cols, m->bits);
+    for (uint32_t r = 0; r < m->rows; r++)
+        for (uint32_t g = 0; g < m->cols / m->group; g++, scale_at += 2, min_at += 2) {
+            uint16_t scale = vc_le16(scale_at), min = vc_le16(min_at); /* a tile has the machine's byte order */
+            memcpy(scales + 2 * ((size_t)g * m->rows + r), &scale, 2);
+            memcpy(mins + 2 * ((size_t)g * m->rows + r), &min, 2);
+        }
+}
+
+static vc_status_t load_codes(const matrix_t *k, const matrix_t *v, const vc_kvrec_head_t *head, uint32_t layer,
+                              const uint8_t *part, node_body_builder_t *builder, vc_err_t *err)
+{
+    uint8_t codes[NODE_HEAD_DIM_MAX * NODE_TILE];
+    node_coded_form_t form;
+    vc_status_t st = VC_OK;
+    node_coded_form_init_channels(&form, v->bits, v->cols, v->group, k->group);
+    for (uint32_t h = 0; st == VC_OK && h < head->shape.n_kv_head; h++, part += matrix_bytes(k) + matrix_bytes(v)) {
+        uint8_t *tile;
+        st = node_body_own_tile(builder, head->block_index, layer, h, &form, &tile, err);
+        if (st != VC_OK || tile == NULL)
+            break;
+        unpack_matrix(k, part, codes, tile + form.k_scale, tile + form.k_min);
+        node_coded_put_k_channels(&form, tile, codes);
+        unpack_matrix(v, part + matrix_bytes(k), codes, tile + form.v_scale, tile + form.v_min);
+        node_coded_put_v(&form, tile, codes);
+    }
+    return st;
+}
+
 static vc_status_t kivi_decode(const node_spec_t *spec, const vc_kvrec_head_t *head, uint32_t layer, const void *part,
                                uint32_t length, node_body_builder_t *builder, vc_err_t *err)
 {
@@ -238,6 +275,8 @@ static vc_status_t kivi_decode(const node_spec_t *spec, const vc_kvrec_head_t *h
                               "kivi block %u layer %u: head %u has a scale or minimum that cannot be",
                               head->block_index, layer, h);
     }
+    if (node_body_load(builder) == NODE_LOAD_CODES && fits_tiles(&v))
+        return load_codes(&k, &v, head, layer, part, builder, err);
     node_page_t *page;
     st = node_body_own_page(builder, head->block_index, &page, err);
     for (uint32_t h = 0; st == VC_OK && page != NULL && h < n_head; h++) {

@@ -7,16 +7,28 @@
 
 enum { VECTOR = 64, VECTORS = 8 };
 
+static void form_init(node_coded_form_t *f, uint32_t k_params, uint32_t v_params)
+{
+    f->k_scale = (f->dim + 31) / 32 * (NODE_ATTN_TILE / 16) * f->bits * VECTOR;
+    f->k_min = f->k_scale + k_params;
+    f->v_codes = f->k_min + k_params;
+    f->v_scale = f->v_codes + f->dim / 16 * (NODE_ATTN_TILE / 32) * f->bits * VECTOR;
+    f->v_min = f->v_scale + v_params;
+    f->bytes = f->v_min + v_params;
+}
+
 void node_coded_form_init(node_coded_form_t *f, uint32_t bits, uint32_t dim, uint32_t group)
 {
     const uint32_t params = dim / group * NODE_ATTN_TILE * 2;
     *f = (node_coded_form_t){.bits = bits, .dim = dim, .group = group};
-    f->k_scale = (dim + 31) / 32 * (NODE_ATTN_TILE / 16) * bits * VECTOR;
-    f->k_min = f->k_scale + params;
-    f->v_codes = f->k_min + params;
-    f->v_scale = f->v_codes + dim / 16 * (NODE_ATTN_TILE / 32) * bits * VECTOR;
-    f->v_min = f->v_scale + params;
-    f->bytes = f->v_min + params;
+    form_init(f, params, params);
+}
+
+void node_coded_form_init_channels(node_coded_form_t *f, uint32_t bits, uint32_t dim, uint32_t group,
+                                   uint32_t key_tokens)
+{
+    *f = (node_coded_form_t){.bits = bits, .dim = dim, .group = group, .key_tokens = key_tokens};
+    form_init(f, NODE_ATTN_TILE / key_tokens * dim * 2, dim / group * NODE_ATTN_TILE * 2);
 }
 
 /* Lane of a strip: w[i] holds the four codes of vector i. */
@@ -44,15 +56,32 @@ void node_coded_put_k(const node_coded_form_t *f, uint8_t *tile, const uint8_t *
         }
 }
 
+/* A strip whose vectors are four rows each; at: [n_rows][stride]. */
+static void put_rows(uint8_t *strip, const uint8_t *at, size_t stride, uint32_t n_rows, uint32_t bits)
+{
+    for (uint32_t lane = 0; lane < 16; lane++, at++) {
+        uint32_t w[VECTORS] = {0};
+        for (uint32_t i = 0; i < n_rows / 4; i++) {
+            const uint8_t *row = at + 4 * i * stride;
+            w[i] = (uint32_t)row[0] | (uint32_t)row[stride] << 8 | (uint32_t)row[2 * stride] << 16 |
+                   (uint32_t)row[3 * stride] << 24;
+        }
+        put_lane(strip, lane, w, bits);
+    }
+}
+
 void node_coded_put_v(const node_coded_form_t *f, uint8_t *tile, const uint8_t *codes)
 {
-    for (uint32_t c = 0; c < f->dim; c++)
-        for (uint32_t t = 0; t < NODE_ATTN_TILE; t += 32) {
-            uint32_t w[VECTORS];
-            const uint8_t *at = codes + (size_t)t * f->dim + c;
-            for (uint32_t i = 0; i < VECTORS; i++, at += 4 * (size_t)f->dim)
-                w[i] = (uint32_t)at[0] | (uint32_t)at[f->dim] << 8 | (uint32_t)at[2 * f->dim] << 16 |
-                       (uint32_t)at[3 * f->dim] << 24;
-            put_lane(tile + f->v_codes + (size_t)(c / 16 * 2 + t / 32) * f->bits * VECTOR, c % 16, w, f->bits);
-        }
+    for (uint32_t c = 0; c < f->dim; c += 16)
+        for (uint32_t t = 0; t < NODE_ATTN_TILE; t += 32)
+            put_rows(tile + f->v_codes + (size_t)(c / 16 * 2 + t / 32) * f->bits * VECTOR,
+                     codes + (size_t)t * f->dim + c, f->dim, 32, f->bits);
+}
+
+void node_coded_put_k_channels(const node_coded_form_t *f, uint8_t *tile, const uint8_t *codes)
+{
+    for (uint32_t c = 0; c < f->dim; c += 32)
+        for (uint32_t t = 0; t < NODE_ATTN_TILE; t += 16)
+            put_rows(tile + (size_t)(c / 32 * 4 + t / 16) * f->bits * VECTOR, codes + (size_t)c * NODE_ATTN_TILE + t,
+                     NODE_ATTN_TILE, f->dim - c < 32 ? f->dim - c : 32, f->bits);
 }

@@ -98,15 +98,16 @@ INLINE void coded_scores(const node_attn_t *a, uint32_t q0, const node_coded_for
                 score[n][s] = v16_set1(0.0f);
                 acc[n][s] = n16_zero();
             }
-        for (uint32_t c = 0; c < f->dim; c += 16) {
+        for (uint32_t c = 0, end = f->group; c < f->dim; c += 16) {
             const uint8_t *strip = tile + (size_t)(c / 32 * 4 + t / 16) * (size_t)bits * 64;
             if (c % 32 == 0)
                 dot_keys(acc, strip, q, c, 0, nq, bits);
             else
                 dot_keys(acc, strip, q, c, 4, nq, bits);
-            if (((c + 16) & (f->group - 1)) != 0)
+            if (c + 16 != end)
                 continue;
-            const uint32_t g = c / f->group;
+            const uint32_t g = end / f->group - 1;
+            end += f->group;
             for (int s = 0; s < CODED_NS; s++) {
                 size_t at = (size_t)g * NODE_ATTN_TILE + t + (size_t)s * 16;
                 v16 scale = v16_load_f16(scales + at), min = v16_load_f16(mins + at);
@@ -121,6 +122,128 @@ INLINE void coded_scores(const node_attn_t *a, uint32_t q0, const node_coded_for
         for (int n = 0; n < nq; n++)
             for (int s = 0; s < CODED_NS; s++)
                 v16_store(a->p + ((size_t)q0 + (uint32_t)n) * NODE_ATTN_TILE + t + (size_t)s * 16, score[n][s]);
+    }
+}
+
+/* Up to three queries times the scales of every channel, as integers with one step for all channels: 8 bits, or 14 in
+ * two halves where the codes have 8. Strip of sixteen tokens by strip, so that the inner loop needs one address; those
+ * of one group of tokens are equal. */
+#define FOLDED_AT(n, s) (((n)*4 + (s)) * NODE_HEAD_DIM_MAX)
+typedef struct {
+    int8_t code[2 * FOLDED_AT(3, 0)]; /* [query][strip][channel]; the low halves behind */
+    float step[3][4];
+    float rest[3][4]; /* q times the minima, and what rounding takes away from a key in the middle of its range */
+} folded_t;
+
+/* The queries for the group of tokens in strips [s, s + strips). Together, so that the steps of one hide the waits of
+ * another. */
+INLINE void fold_group(const node_attn_t *a, uint32_t q0, uint32_t dim, const uint16_t *scales, const uint16_t *mins,
+                       folded_t *w, uint32_t s, const int strips, const int nq, const int bits)
+{
+    const float levels = bits == 8 ? 8191.0f : 127.0f, half_levels = (float)((1 << bits) - 1) * 0.5f;
+    float x[3][NODE_HEAD_DIM_MAX];
+    v16 top[3], rest[3], lost[3], inv[3], back[3];
+    for (int n = 0; n < nq; n++)
+        top[n] = rest[n] = lost[n] = v16_set1(0.0f);
+    for (uint32_t c = 0; c < dim; c += 16) {
+        const v16 scale = v16_load_f16(scales + c), min = v16_load_f16(mins + c);
+        UNROLLED
+        for (int n = 0; n < nq; n++) {
+            v16 v = v16_load(a->q + (q0 + (size_t)n) * dim + c), y = v16_mul(v, scale);
+            v16_store(x[n] + c, y);
+            top[n] = v16_max(v16_abs(y), top[n]);
+            rest[n] = v16_fma(v, min, rest[n]);
+        }
+    }
+    UNROLLED
+    for (int n = 0; n < nq; n++) {
+        const float max = v16_hmax(top[n]);
+        const bool signal = max > 0x1p-100f;
+        w->step[n][s] = signal ? max * (1.0f / levels) : 0.0f;
+        inv[n] = v16_set1(signal ? levels / max : 0.0f);
+        back[n] = v16_set1(-w->step[n][s]);
+    }
+    for (uint32_t c = 0; c < dim; c += 16)
+        UNROLLED
+    for (int n = 0; n < nq; n++) {
+        v16 y = v16_load(x[n] + c), code = v16_round(v16_mul(y, inv[n]));
+        lost[n] = v16_add(lost[n], v16_fma(code, back[n], y));
+        UNROLLED
+        for (int i = 0; i < strips; i++) {
+            int8_t *at = w->code + FOLDED_AT(n, (int)s + i) + c;
+            if (bits == 8)
+                v16_store_high_low(at, at + FOLDED_AT(3, 0), code);
+            else
+                (void)v16_store_i8(at, code);
+        }
+    }
+    for (int n = 0; n < nq; n++) {
+        w->rest[n][s] = v16_sum(v16_fma(lost[n], v16_set1(half_levels), rest[n]));
+        for (uint32_t i = 1; i < (uint32_t)strips; i++) {
+            w->step[n][s + i] = w->step[n][s];
+            w->rest[n][s + i] = w->rest[n][s];
+        }
+    }
+}
+
+INLINE void fold_queries(const node_attn_t *a, uint32_t q0, const node_coded_form_t *f, const uint8_t *tile,
+                         folded_t *w, const int strips, const int nq, const int bits)
+{
+    const uint16_t *scales = (const uint16_t *)(const void *)(tile + f->k_scale);
+    const uint16_t *mins = (const uint16_t *)(const void *)(tile + f->k_min);
+    for (uint32_t s = 0; s < 4; s += (uint32_t)strips, scales += f->dim, mins += f->dim)
+        fold_group(a, q0, f->dim, scales, mins, w, s, strips, nq, bits);
+}
+
+/* Sixteen channels of CODED_NS strips; q: folded codes at the first strip and channel. */
+INLINE void dot_channels(n16 high[][CODED_NS], n16 low[][CODED_NS], const uint8_t *strip, const int8_t *q,
+                         const int first, const int nq, const int bits)
+{
+    UNROLLED
+    for (int i = first; i < first + 4; i++)
+        UNROLLED
+    for (int s = 0; s < CODED_NS; s++) {
+        b64 codes = code_vector(strip + s * bits * 64, i, bits);
+        UNROLLED
+        for (int n = 0; n < nq; n++) {
+            const int8_t *at = q + FOLDED_AT(n, s) + (i - first) * 4;
+            high[n][s] = n16_dot(high[n][s], codes, at, bits == 8);
+            if (bits == 8)
+                low[n][s] = n16_dot(low[n][s], codes, at + FOLDED_AT(3, 0), 1);
+        }
+    }
+}
+
+INLINE void channel_scores(const node_attn_t *a, uint32_t q0, const node_coded_form_t *f, const uint8_t *tile,
+                           const int nq, const int bits)
+{
+    folded_t w;
+    switch (f->key_tokens) {
+    case 16: fold_queries(a, q0, f, tile, &w, 1, nq, bits); break;
+    case 32: fold_queries(a, q0, f, tile, &w, 2, nq, bits); break;
+    default: fold_queries(a, q0, f, tile, &w, 4, nq, bits);
+    }
+    for (uint32_t s0 = 0; s0 < NODE_ATTN_TILE / 16; s0 += CODED_NS) {
+        n16 high[3][CODED_NS], low[3][CODED_NS];
+        for (int n = 0; n < nq; n++)
+            for (int s = 0; s < CODED_NS; s++)
+                high[n][s] = low[n][s] = n16_zero();
+        for (uint32_t c = 0; c < f->dim; c += 16) {
+            const uint8_t *strip = tile + (size_t)(c / 32 * 4 + s0) * (size_t)bits * 64;
+            const int8_t *q = w.code + FOLDED_AT(0, s0) + c;
+            __asm__("" : "+r"(q)); /* one address and constant offsets, not an address for each */
+            if (c % 32 == 0)
+                dot_channels(high, low, strip, q, 0, nq, bits);
+            else
+                dot_channels(high, low, strip, q, 4, nq, bits);
+        }
+        for (int n = 0; n < nq; n++)
+            for (int s = 0; s < CODED_NS; s++) {
+                const uint32_t at = s0 + (uint32_t)s;
+                n16 dot = bits == 8 ? n16_high_low(high[n][s], low[n][s]) : high[n][s];
+                v16_store(a->p + ((size_t)q0 + (uint32_t)n) * NODE_ATTN_TILE + (size_t)at * 16,
+                          v16_fma(v16_from_n16(dot), v16_set1(w.step[n][at]), v16_set1(w.rest[n][at])));
+            }
     }
 }
 
@@ -198,7 +321,10 @@ INLINE void attend_coded_block(const node_attn_t *a, uint32_t q0, const node_cod
     /* A head's tiles mostly follow each other, and memory is slower than the sums: ask for the next one. */
     for (uint32_t at = 0; at < f->bytes && q0 == 0; at += 64)
         __builtin_prefetch((const void *)((uintptr_t)tile + f->bytes + at), 0, 2);
-    coded_scores(a, q0, f, q + q0, tile, nq, bits);
+    if (f->key_tokens != 0 && bits != 3)
+        channel_scores(a, q0, f, tile, nq, bits);
+    else
+        coded_scores(a, q0, f, q + q0, tile, nq, bits);
     for (int n = 0; n < nq; n++) {
         factor[n] = softmax_tile(a, q0 + (uint32_t)n);
         if (a->n_valid[q0 + (uint32_t)n] == 0) /* the softmax has left its scores in place */

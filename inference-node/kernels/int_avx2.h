@@ -89,7 +89,7 @@ static inline void v16_store_u8(uint8_t *p, v16 x)
 }
 static inline void v16_store_high_low(int8_t *high, int8_t *low, v16 x)
 {
-    __m256i n = i16_from_v16(x), h = _mm256_srli_epi16(n, 7), l = _mm256_and_si256(n, _mm256_set1_epi16(127));
+    __m256i n = i16_from_v16(x), h = _mm256_srai_epi16(n, 7), l = _mm256_and_si256(n, _mm256_set1_epi16(127));
     _mm_storeu_si128((void *)high, _mm_packs_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
     _mm_storeu_si128((void *)low, _mm_packs_epi16(_mm256_castsi256_si128(l), _mm256_extracti128_si256(l, 1)));
 }

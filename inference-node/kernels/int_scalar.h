@@ -79,7 +79,7 @@ static inline int32_t v16_store_i8(int8_t *p, v16 x)
 }
 /* Rounds half to even; 0 <= x <= 255. */
 static inline void v16_store_u8(uint8_t *p, v16 x) { V16_EACH p[i] = (uint8_t)_mm_cvtss_si32(_mm_set_ss(x.f[i])); }
-/* Rounds half to even; 0 <= x <= 16383. Seven bits each. */
+/* Rounds half to even; |x| <= 16383. The low seven bits, and the signed rest. */
 static inline void v16_store_high_low(int8_t *high, int8_t *low, v16 x)
 {
     V16_EACH

@@ -42,6 +42,7 @@ typedef struct node_attn {
     float *m, *l;                     /* [n_q]; -infinity and 0 at the start */
     float *o;                         /* [n_q][head_dim] */
     float *p;                         /* scratch [n_q][NODE_ATTN_TILE] */
+    const uint16_t *next_k, *next_v;  /* f16 tile that comes next, asked for from memory meanwhile; or NULL */
 } node_attn_t;
 
 typedef struct node_ops {
@@ -65,9 +66,10 @@ typedef struct node_ops {
     void (*attend)(const node_attn_t *a, const uint16_t *k, const uint16_t *v);
     /* The Hadamard transform of a head in place: from and to the space that coded tiles are in. Its own inverse. */
     void (*hadamard)(float *head, uint32_t dim);
-    /* One query of a->q for coded tiles. */
+    /* One query of a->q for rotated coded tiles. */
     void (*code_query)(const node_coded_form_t *f, const float *q, node_coded_query_t *coded);
-    /* One coded tile; a->o is rotated, a->q is not read. Parameters of tokens that a query does not see are finite. */
+    /* One coded tile. Rotated: a->o is rotated too, and a->q not read; by channel: q is not read. Parameters of tokens
+     * that a query does not see are finite. */
     void (*attend_coded)(const node_attn_t *a, const node_coded_form_t *f, const node_coded_query_t *q,
                          const uint8_t *tile);
     /* Folds state b of n_q queries into a, b being the later split. */

@@ -185,12 +185,15 @@ static void linear(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, c
 /* ---- attention ---- */
 
 /* acc[q][s] += sum over r of mat[r][16 s ...] * coef[q][r], r ascending: scores (mat = K, lanes = tokens, r = dim) and
- * outputs (mat = V, lanes = dims, r = token) are the same loop. */
-INLINE void chains(v16 acc[ATTN_NQ][ATTN_NS], const uint16_t *mat, size_t mat_stride, const float *coef,
-                   size_t coef_stride, uint32_t n, const int nq, const int ns)
+ * outputs (mat = V, lanes = dims, r = token) are the same loop. ahead: the same rows of the tile that comes next, asked
+ * for from memory meanwhile; mat where there is none. */
+INLINE void chains(v16 acc[ATTN_NQ][ATTN_NS], const uint16_t *mat, const uint16_t *ahead, size_t mat_stride,
+                   const float *coef, size_t coef_stride, uint32_t n, const int nq, const int ns)
 {
     for (uint32_t r = 0; r < n; r++) {
         v16 w[ATTN_NS];
+        for (int s = 0; s < ns; s += 2)
+            __builtin_prefetch(ahead + r * mat_stride + (size_t)s * 16, 0, 2);
         for (int s = 0; s < ns; s++)
             w[s] = v16_load_f16(mat + r * mat_stride + (size_t)s * 16);
         for (int q = 0; q < nq; q++) {
@@ -201,14 +204,15 @@ INLINE void chains(v16 acc[ATTN_NQ][ATTN_NS], const uint16_t *mat, size_t mat_st
     }
 }
 
-INLINE void scores_block(const node_attn_t *a, uint32_t q0, const uint16_t *k, const int nq)
+INLINE void scores_block(const node_attn_t *a, uint32_t q0, const uint16_t *k, const uint16_t *ahead, const int nq)
 {
     for (uint32_t t = 0; t < NODE_ATTN_TILE; t += 16 * ATTN_NS) {
         v16 acc[ATTN_NQ][ATTN_NS];
         for (int q = 0; q < nq; q++)
             for (int s = 0; s < ATTN_NS; s++)
                 acc[q][s] = v16_set1(0.0f);
-        chains(acc, k + t, NODE_ATTN_TILE, a->q + (size_t)q0 * a->head_dim, a->head_dim, a->head_dim, nq, ATTN_NS);
+        chains(acc, k + t, ahead + t, NODE_ATTN_TILE, a->q + (size_t)q0 * a->head_dim, a->head_dim, a->head_dim, nq,
+               ATTN_NS);
         for (int q = 0; q < nq; q++)
             for (int s = 0; s < ATTN_NS; s++)
                 v16_store(a->p + ((size_t)q0 + (uint32_t)q) * NODE_ATTN_TILE + t + (size_t)s * 16, acc[q][s]);
@@ -245,7 +249,7 @@ INLINE float softmax_tile(const node_attn_t *a, uint32_t q)
 
 /* Tokens that a query does not see are not touched at all: their V cannot reach it, not even as 0 times NaN. */
 INLINE void outputs_block(const node_attn_t *a, uint32_t q0, const float *factor, uint32_t dim, const uint16_t *v,
-                          const int nq, const int ns)
+                          const uint16_t *ahead, const int nq, const int ns)
 {
     v16 acc[ATTN_NQ][ATTN_NS];
     uint32_t common = NODE_ATTN_TILE;
@@ -258,12 +262,12 @@ INLINE void outputs_block(const node_attn_t *a, uint32_t q0, const float *factor
             common = a->n_valid[q0 + (uint32_t)q];
     }
     const float *p = a->p + (size_t)q0 * NODE_ATTN_TILE;
-    chains(acc, v + dim, a->head_dim, p, NODE_ATTN_TILE, common, nq, ns);
+    chains(acc, v + dim, ahead + dim, a->head_dim, p, NODE_ATTN_TILE, common, nq, ns);
     for (int q = 0; q < nq; q++) {
         float *o = a->o + (q0 + (size_t)q) * a->head_dim + dim;
         uint32_t n = a->n_valid[q0 + (uint32_t)q] - common;
-        chains(&acc[q], v + dim + (size_t)common * a->head_dim, a->head_dim, p + (size_t)q * NODE_ATTN_TILE + common,
-               NODE_ATTN_TILE, n, 1, ns);
+        const uint16_t *rest = v + dim + (size_t)common * a->head_dim;
+        chains(&acc[q], rest, rest, a->head_dim, p + (size_t)q * NODE_ATTN_TILE + common, NODE_ATTN_TILE, n, 1, ns);
         for (int s = 0; s < ns; s++)
             v16_store(o + (size_t)s * 16, acc[q][s]);
     }
@@ -272,14 +276,16 @@ INLINE void outputs_block(const node_attn_t *a, uint32_t q0, const float *factor
 INLINE void attend_block(const node_attn_t *a, uint32_t q0, const uint16_t *k, const uint16_t *v, const int nq)
 {
     float factor[ATTN_NQ];
-    scores_block(a, q0, k, nq);
+    const bool ask = q0 == 0 && a->next_k != NULL;
+    const uint16_t *next_k = ask ? a->next_k : k, *next_v = ask ? a->next_v : v;
+    scores_block(a, q0, k, next_k, nq);
     for (int q = 0; q < nq; q++)
         factor[q] = softmax_tile(a, q0 + (uint32_t)q);
     uint32_t dim = 0;
     for (; dim + 16 * ATTN_NS <= a->head_dim; dim += 16 * ATTN_NS)
-        outputs_block(a, q0, factor, dim, v, nq, ATTN_NS);
+        outputs_block(a, q0, factor, dim, v, next_v, nq, ATTN_NS);
     for (; dim < a->head_dim; dim += 16)
-        outputs_block(a, q0, factor, dim, v, nq, 1);
+        outputs_block(a, q0, factor, dim, v, next_v, nq, 1);
 }
 
 static void attend(const node_attn_t *a, const uint16_t *k, const uint16_t *v)

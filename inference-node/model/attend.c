@@ -35,7 +35,10 @@ static walk_t walk_of(const node_engine_t *eng, const node_row_block_t *b, uint3
     return w;
 }
 
-/* The KV heads' queries of a block, scaled, as [row][head of the group][dim]; for coded tiles in 8 bits as well. */
+static bool form_is_rotated(const node_coded_form_t *f) { return f->bits != 0 && f->key_tokens == 0; }
+
+/* The KV heads' queries of a block, scaled, as [row][head of the group][dim]; for rotated coded tiles in 8 bits as
+ * well. */
 static void gather_queries(const node_engine_t *eng, const walk_t *w, node_thread_scratch_t *t)
 {
     uint32_t d = eng->info.head_dim, group = eng->info.n_head / eng->info.n_kv_head;
@@ -44,7 +47,7 @@ static void gather_queries(const node_engine_t *eng, const walk_t *w, node_threa
         eng->ops->scale(eng->q + (w->block->first + r) * eng->q_stride + (size_t)w->head * group * d, s, group * d,
                         t->q + (size_t)r * group * d);
     const node_body_t *body = w->block->kv->body;
-    for (uint32_t i = 0; body != NULL && body->form.bits != 0 && i < w->block->n_rows * group; i++)
+    for (uint32_t i = 0; body != NULL && form_is_rotated(&body->form) && i < w->block->n_rows * group; i++)
         eng->ops->code_query(&body->form, t->q + (size_t)i * d, &t->coded[i]);
 }
 
@@ -64,23 +67,36 @@ static void rotate_outputs(const node_engine_t *eng, const node_attn_t *a)
         eng->ops->hadamard(a->o + (size_t)i * a->head_dim, a->head_dim);
 }
 
+static node_tile_t tile_at(const node_engine_t *eng, const walk_t *w, uint32_t index)
+{
+    const node_kv_t *kv = w->block->kv;
+    if (index < w->n_body)
+        return kv->body->tiles[w->layer * eng->info.n_kv_head + w->head][index];
+    node_page_t *page = kv->pages[index - w->n_body];
+    return (node_tile_t){node_page_k(page, w->layer, w->head), node_page_v(page, w->layer, w->head), NODE_TILE, NULL};
+}
+
 /* One tile: how many of its tokens each row sees, then the kernel. Returns whether a->o is rotated now. */
 static bool attend_tile(const node_engine_t *eng, const walk_t *w, uint32_t index, const node_coded_query_t *coded,
                         bool rotated, node_attn_t *a)
 {
     const node_row_block_t *b = w->block;
     uint32_t group = eng->info.n_head / eng->info.n_kv_head;
+    const node_tile_t tile = tile_at(eng, w, index);
+    const node_tile_t next = index + 1 < w->n_tiles ? tile_at(eng, w, index + 1) : (node_tile_t){0};
+    a->next_k = next.k;
+    a->next_v = next.v;
     if (index < w->n_body) {
-        node_tile_t tile = b->kv->body->tiles[w->layer * eng->info.n_kv_head + w->head][index];
         for (uint32_t i = 0; i < a->n_q; i++)
             a->n_valid[i] = tile.n_rows;
-        if (rotated != (tile.codes != NULL))
+        bool turned = tile.codes != NULL && form_is_rotated(&b->kv->body->form);
+        if (rotated != turned)
             rotate_outputs(eng, a);
         if (tile.codes != NULL)
             eng->ops->attend_coded(a, &b->kv->body->form, coded, tile.codes);
         else
             eng->ops->attend(a, tile.k, tile.v);
-        return tile.codes != NULL;
+        return turned;
     }
     if (rotated)
         rotate_outputs(eng, a);
@@ -89,8 +105,7 @@ static bool attend_tile(const node_engine_t *eng, const walk_t *w, uint32_t inde
         uint32_t seen = b->position + i / group + 1; /* positions that the row sees */
         a->n_valid[i] = seen <= start ? 0 : seen - start < NODE_TILE ? seen - start : NODE_TILE;
     }
-    eng->ops->attend(a, node_page_k(b->kv->pages[page], w->layer, w->head),
-                     node_page_v(b->kv->pages[page], w->layer, w->head));
+    eng->ops->attend(a, tile.k, tile.v);
     return false;
 }
 

@@ -366,17 +366,24 @@ static bool fx_records_equal(const fx_records_t *a, const fx_records_t *b)
 }
 
 /* Body of the first n_blocks records. */
-static node_body_t *fx_body(const char *spec_text, const node_model_info_t *m, const fx_records_t *r, uint32_t n_blocks)
+static node_body_t *fx_body_loaded(const char *spec_text, const node_model_info_t *m, const fx_records_t *r,
+                                   uint32_t n_blocks, node_load_t load)
 {
     node_spec_t spec = fx_spec(spec_text);
     node_body_builder_t *b;
     node_body_t *body = NULL;
     vc_err_t err = {0};
     cr_assert_eq(node_body_begin(&spec, m, n_blocks, &b, &err), VC_OK, "%s", err.msg);
+    node_body_set_load(b, load);
     for (uint32_t i = 0; i < n_blocks; i++)
         cr_assert_eq(node_body_add_record(b, r->data[i], r->bytes[i], &err), VC_OK, "%s", err.msg);
     cr_assert_eq(node_body_finish(b, &body, &err), VC_OK, "%s", err.msg);
     return body;
+}
+
+static node_body_t *fx_body(const char *spec_text, const node_model_info_t *m, const fx_records_t *r, uint32_t n_blocks)
+{
+    return fx_body_loaded(spec_text, m, r, n_blocks, NODE_LOAD_CODES);
 }
 
 /* Kept rows of one head of one block, as the record's bytes say; droppers only. */

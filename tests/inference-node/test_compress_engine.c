@@ -157,6 +157,9 @@ Test(compress_engine, drafts_over_codes_do_not_depend_on_cut_isa_threads_or_what
                                         "rot:bits=3",
                                         "rot:bits=4,residual=0",
                                         "rot:bits=8,group=16",
+                                        "kivi:bits=2,group=16",
+                                        "kivi:bits=4,residual=0",
+                                        "kivi:bits=8",
                                         "snapkv:keep=0.3,window=32+rot:bits=4,group=16",
                                         "none+rot:bits=3,group=16"};
     static const struct {

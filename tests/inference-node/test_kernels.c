@@ -462,6 +462,32 @@ Test(kernels, attention_is_equal_on_every_table_and_for_queries_alone)
         }
 }
 
+Test(kernels, asking_for_the_next_tile_changes_no_bit)
+{
+    const node_ops_t *list[4];
+    uint32_t n_tables = tables(list);
+    for (uint32_t t = 0; t < n_tables; t++) {
+        attn_t a = attn_create(7, 80);
+        float o[2][7 * 80];
+        for (int ask = 0; ask < 2; ask++) {
+            node_attn_t x = {.n_q = 7, .head_dim = 80, .q = a.q, .m = a.m, .l = a.l, .o = o[ask], .p = a.p};
+            if (ask) {
+                x.next_k = a.k + NODE_ATTN_TILE * a.d;
+                x.next_v = a.v + NODE_ATTN_TILE * a.d;
+            }
+            for (uint32_t i = 0; i < 7; i++) {
+                a.m[i] = -INFINITY;
+                a.l[i] = 0;
+                x.n_valid[i] = 1 + 9 * i;
+            }
+            memset(o[ask], 0, sizeof o[ask]);
+            list[t]->attend(&x, a.k, a.v);
+        }
+        cr_assert(same(o[0], o[1], 7 * 80), "%s", list[t]->name);
+        attn_free(&a);
+    }
+}
+
 Test(kernels, tokens_that_a_query_does_not_see_cannot_reach_it)
 {
     const node_ops_t *list[4];

@@ -372,7 +372,7 @@ Test(kivi, every_width_and_group_goes_through_the_record_unchanged)
                 snprintf(text, sizeof(text), "kivi:bits=%u,group=%u,residual=64", bits[b], groups[g]);
                 fx_records_t r = {0};
                 fx_compress(text, &f.in, &r);
-                node_body_t *body = fx_body(text, &f.model, &r, 2);
+                node_body_t *body = fx_body_loaded(text, &f.model, &r, 2, NODE_LOAD_PAGES);
                 for (uint32_t i = 0; i < 4; i++)
                     for (uint32_t t = 0; t < 2; t++) {
                         node_page_t *page = node_kv_page_at(&f.kv, t);
@@ -458,7 +458,7 @@ Test(kivi, no_row_is_stored_losslessly_by_accident)
     fx_open(&f, fx_model(1, 2, 2, 64), 2, 64, 45);
     fx_records_t r = {0};
     fx_compress("kivi:bits=2", &f.in, &r);
-    node_body_t *body = fx_body("kivi:bits=2", &f.model, &r, 2);
+    node_body_t *body = fx_body_loaded("kivi:bits=2", &f.model, &r, 2, NODE_LOAD_PAGES);
     for (uint32_t t = 0; t < 2; t++)
         for (uint32_t h = 0; h < 2; h++)
             for (uint32_t row = 0; row < NODE_TILE; row++) {
@@ -490,7 +490,7 @@ Test(kivi, a_large_key_bias_does_not_drown_the_signal)
         }
     fx_records_t r = {0};
     fx_compress("kivi:bits=4", &f.in, &r);
-    node_body_t *body = fx_body("kivi:bits=4", &f.model, &r, 1);
+    node_body_t *body = fx_body_loaded("kivi:bits=4", &f.model, &r, 1, NODE_LOAD_PAGES);
     for (uint32_t i = 0; i < 64 * NODE_TILE; i++) {
         float want = node_f32_from_f16(k[i]), got = node_f32_from_f16(body->tiles[0][0].k[i]);
         /* half a step of a range of 2, and f16 roundings around 40; a group across channels would be off by 2.7 */
@@ -512,7 +512,7 @@ Test(kivi, constant_groups_and_vanishing_scales_decode_to_their_minimum)
     }
     fx_records_t r = {0};
     fx_compress("kivi:bits=8", &f.in, &r);
-    node_body_t *body = fx_body("kivi:bits=8", &f.model, &r, 1);
+    node_body_t *body = fx_body_loaded("kivi:bits=8", &f.model, &r, 1, NODE_LOAD_PAGES);
     for (uint32_t i = 0; i < 64 * NODE_TILE; i++) {
         cr_assert_eq(body->tiles[0][0].k[i], 0x3c00);
         cr_assert_eq(body->tiles[0][0].v[i], 0);
@@ -533,7 +533,7 @@ Test(kivi, the_largest_numbers_decode_without_infinity)
     for (int s = 0; s < 3; s++) {
         fx_records_t r = {0};
         fx_compress(texts[s], &f.in, &r);
-        node_body_t *body = fx_body(texts[s], &f.model, &r, 1);
+        node_body_t *body = fx_body_loaded(texts[s], &f.model, &r, 1, NODE_LOAD_PAGES);
         for (uint32_t i = 0; i < 64 * NODE_TILE; i++)
             cr_assert_neq(body->tiles[0][0].v[i] & 0x7c00, 0x7c00);
         node_body_put(body);
@@ -549,7 +549,7 @@ Test(kivi, a_long_context_has_every_position)
     fx_open(&f, fx_model(1, 1, 1, 16), 40, 64, 50);
     fx_records_t r = {0};
     fx_compress("kivi:bits=8", &f.in, &r);
-    node_body_t *body = fx_body("kivi:bits=8", &f.model, &r, 40);
+    node_body_t *body = fx_body_loaded("kivi:bits=8", &f.model, &r, 40, NODE_LOAD_PAGES);
     cr_assert_eq(body->n_tokens, 40 * NODE_TILE);
     cr_assert_eq(body->n_tiles[0], 40);
     cr_assert_eq(node_body_n_dropped(body, 0, 0), 0);
