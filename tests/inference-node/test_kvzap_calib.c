@@ -109,9 +109,34 @@ static void attention(const seen_t *s, const node_kv_t *kv, uint32_t layer, uint
         a[i] /= sum;
 }
 
+enum { N_TEXT = 70, N_WORDS = 11 };
+
+/* What a row of the text is worth to a KV head: the target before its logarithm. */
+static void best_attention(const seen_t *s, const node_kv_t *kv, uint32_t layer, uint32_t g, const float *gram,
+                           double *best)
+{
+    const uint32_t d = s->m->head_dim, group = s->m->n_head / s->m->n_kv_head;
+    double a[2 * N_TEXT + N_WORDS];
+    for (uint32_t i = 0; i < N_TEXT; i++)
+        best[i] = 0;
+    for (uint32_t h = g * group; h < (g + 1) * group; h++)
+        for (uint32_t p = N_TEXT + N_WORDS; p < s->n; p++) {
+            double len = 0;
+            const float *x = s->x + ((size_t)layer * s->n + p) * s->m->d_model;
+            for (uint32_t i = 0; i < s->m->d_model; i++)
+                len += (double)x[i] * (double)x[i];
+            attention(s, kv, layer, h, p, a);
+            for (uint32_t i = 0; i < N_TEXT; i++) {
+                node_page_t *page = node_kv_page_at(kv, i / NODE_TILE);
+                const uint16_t *v = node_page_v(page, layer, g) + i % NODE_TILE * d;
+                best[i] = fmax(best[i], a[i] * norm_after_output(gram + (size_t)h * d * d, v, d) / sqrt(len));
+            }
+        }
+}
+
 static void check_targets(uint32_t n_head, uint32_t n_kv_head, uint32_t head_dim)
 {
-    enum { N = 70 };
+    enum { N = N_TEXT };
     small_t s = open_small(n_head, n_kv_head, head_dim, 512, 2);
     const node_model_info_t *m = s.m;
     const node_replay_t replay = a_replay(&s);
@@ -139,21 +164,8 @@ static void check_targets(uint32_t n_head, uint32_t n_kv_head, uint32_t head_dim
         cr_assert(memcmp(piece.x + (size_t)l * N * m->d_model, seen.x + (size_t)l * seen.n * m->d_model,
                          (size_t)N * m->d_model * sizeof(float)) == 0);
         for (uint32_t g = 0; g < n_kv_head; g++) {
-            double best[N] = {0}, a[2 * N + 11];
-            for (uint32_t h = g * n_head / n_kv_head; h < (g + 1) * n_head / n_kv_head; h++)
-                for (uint32_t p = N + 11; p < seen.n; p++) {
-                    double len = 0;
-                    const float *x = seen.x + ((size_t)l * seen.n + p) * m->d_model;
-                    for (uint32_t i = 0; i < m->d_model; i++)
-                        len += (double)x[i] * (double)x[i];
-                    attention(&seen, &kv, l, h, p, a);
-                    for (uint32_t i = 0; i < N; i++) {
-                        node_page_t *page = node_kv_page_at(&kv, i / NODE_TILE);
-                        double v = norm_after_output(gram + (size_t)h * head_dim * head_dim,
-                                                     node_page_v(page, l, g) + i % NODE_TILE * head_dim, head_dim);
-                        best[i] = fmax(best[i], a[i] * v / sqrt(len));
-                    }
-                }
+            double best[N_TEXT];
+            best_attention(&seen, &kv, l, g, gram, best);
             node_kvzap_targets(node_kvzap_ops_best(), &piece, l, g, gram, scratch);
             const float *y = piece.y + ((size_t)l * n_kv_head + g) * N;
             for (uint32_t i = 0; i < N; i++)
