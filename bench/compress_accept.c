@@ -86,13 +86,11 @@ static void count(compress_tally_t *t, const uint32_t *want, const uint32_t *got
 /* Full KV of the prefix, seen by every method that watches, then the forced text on top of it. */
 static node_watches_t *make_truth(case_t *c, const uint32_t *prefix, uint32_t *want)
 {
+    static node_spec_t specs[COMPRESS_SPECS]; /* the watches borrow them */
+    static const uint32_t zero[COMPRESS_SPECS];
     compress_run_t *run = c->run;
     node_kv_dims_t dims;
     node_watches_t *watches;
-    node_spec_t *specs = vc_calloc(run->n_specs, sizeof *specs);
-    uint32_t *zero = vc_calloc(run->n_specs, sizeof *zero);
-    if (!specs || !zero)
-        bench_fail("no memory for specs");
     for (uint32_t i = 0; i < run->n_specs; i++)
         specs[i] = run->specs[i].spec;
     node_engine_kv_dims(run->node->engine, &dims);
@@ -103,8 +101,6 @@ static node_watches_t *make_truth(case_t *c, const uint32_t *prefix, uint32_t *w
                     &compress_err));
     for (uint32_t done = 0; done < c->n_forced; done += COMPRESS_LONGEST)
         choose(c, &c->truth, c->forced + done, VC_MIN(c->n_forced - done, (uint32_t)COMPRESS_LONGEST), want + done);
-    vc_free(zero);
-    vc_free(specs);
     return watches;
 }
 
@@ -128,7 +124,7 @@ static void measure(compress_run_t *run, uint32_t t, uint32_t p)
         compress_make(run, &s->spec, &full, text->prefix, c.n_prefix / NODE_TILE, node_watches_state(watches, i),
                       &made);
         compress_tally_t tally = {
-            .tokens = c.n_prefix, .wire_bytes = made.wire_bytes, .memory_bytes = made.body->bytes};
+            .tokens = c.n_prefix, .wire_bytes = made.wire_bytes, .memory_bytes = made.memory_bytes};
         choose_all(&c, made.body, got);
         node_body_put(made.body);
         count(&tally, want, got, c.n_forced);

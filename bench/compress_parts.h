@@ -67,6 +67,7 @@ void compress_forget_replays(void);
 typedef struct {
     node_body_t *body;
     uint64_t wire_bytes; /* compressed records and the exact ones of first and last blocks */
+    uint64_t memory_bytes;
     double compress_s, load_s;
 } compress_made_t;
 void compress_make(compress_run_t *run, const node_spec_t *spec, const node_kv_t *full, const uint32_t *tokens,

@@ -36,6 +36,8 @@ static void add_exact(const node_spec_t *spec, const node_kv_t *full, uint32_t n
             continue;
         OK(node_body_add_page(sink->builder, b, node_kv_page_at(full, b)));
         sink->made->wire_bytes += record_bytes;
+        sink->made->memory_bytes +=
+            (uint64_t)NODE_TILE * 4 * full->dims.n_layer * full->dims.n_kv_head * full->dims.head_dim;
     }
 }
 
@@ -59,6 +61,7 @@ void compress_make(compress_run_t *run, const node_spec_t *spec, const node_kv_t
     t0 = bench_now_s();
     add_exact(spec, full, n_blocks, vc_kvrec_full_bytes(&info->keyspace.shape), &sink);
     OK(node_body_finish(sink.builder, &made->body, &compress_err));
+    made->memory_bytes += made->body->bytes;
     made->load_s += bench_now_s() - t0;
 }
 
