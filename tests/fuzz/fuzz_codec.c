@@ -32,7 +32,10 @@ static const char *const specs[] = {"none",
                                     "snapkv+rot:bits=4",
                                     "snapkv+rot:bits=3,group=16",
                                     "snapkv+rot:bits=2",
-                                    "none+rot:bits=8,group=32"};
+                                    "none+rot:bits=8,group=32",
+                                    "kvquant:bits=4,levels=nf",
+                                    "kvquant:bits=3,levels=nf,sinks=0",
+                                    "kvquant:bits=2,levels=nf,outliers=0"};
 static const uint32_t dims[] = {16, 64};
 enum { N_HEAD = 2 };
 

@@ -13,6 +13,7 @@
 #include "compress/codec_int.h"
 #include "compress/kvzap_int.h"
 #include "kernels/numerics.h"
+#include "kvquant_fixture.h"
 #include "model/rope.h"
 #include "support/golden.h"
 #include "support/tiny_model.h"
@@ -221,6 +222,8 @@ static uint8_t *fx_payload(const node_codec_ops_t *ops, const node_model_info_t 
         return fx_kvzap_payload(m, bytes_p);
     if (strcmp(ops->name, "rotatekv") == 0)
         return fx_rotatekv_payload(m, bytes_p);
+    if (strcmp(ops->name, "kvquant") == 0)
+        return kvq_plain_payload(m, bytes_p);
     cr_assert(false, "no made-up calibration for %s", ops->name);
     return NULL;
 }

@@ -76,8 +76,9 @@ Test(body, kept_rows_are_packed_densely_in_ascending_position)
 
 Test(body, any_cut_of_a_stored_copy_is_a_body)
 {
-    static const char *const texts[] = {"none",  "noise",    "snapkv:keep=0.2",     "kivi:bits=2",        "rot:bits=3",
-                                        "kvzap", "rotatekv", "snapkv:keep=0.2+rot", "kvzip:budget=global"};
+    static const char *const texts[] = {
+        "none",  "noise",    "snapkv:keep=0.2",     "kivi:bits=2",         "rot:bits=3",
+        "kvzap", "rotatekv", "snapkv:keep=0.2+rot", "kvzip:budget=global", "kvquant:bits=3"};
     fx_t f;
     fx_open(&f, fx_model(1, 4, 2, 16), 9, 64, 92);
     for (size_t s = 0; s < VC_ARRAY_LEN(texts); s++) {

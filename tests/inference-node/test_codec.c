@@ -20,7 +20,10 @@ static const char *const methods[] = {"none",
                                       "rotatekv",
                                       "rotatekv:bits=3,group=16,sinks=0",
                                       "kvzip:keep=0.3,budget=head",
-                                      "kvzip:keep=0.3,plus=no,budget=global,chunk=64"};
+                                      "kvzip:keep=0.3,plus=no,budget=global,chunk=64",
+                                      "kvquant:bits=2",
+                                      "kvquant:bits=3,levels=nf",
+                                      "kvquant:bits=4,outliers=0,levels=nf,sinks=0"};
 enum { N_METHODS = sizeof(methods) / sizeof(methods[0]) };
 
 Test(codec, equal_kv_gives_equal_records)
@@ -128,7 +131,10 @@ Test(codec, records_have_the_bytes_they_always_had)
                                                 "92c192fed3a7983cc6ee629566841d0c0998c3f7101808a006be3661f919dd28",
                                                 "39c5a82ec958136a18bf7db07af30c8e94231148468212e3ef85d9832db91c3a",
                                                 "0f6fd447de75c064c29b0e287856bb0b57af790fe9e05523f2427a09b24d0a60",
-                                                "99e410d28f5cfa7a20dcb7ba6063b0dd537fb81a65cd0992186b0c2d44245441"};
+                                                "99e410d28f5cfa7a20dcb7ba6063b0dd537fb81a65cd0992186b0c2d44245441",
+                                                "dcd4897bb1e0a034616ff23a14a3d31806be3485974fa4adf6aac9b2168de06d",
+                                                "019866ec99a4e154007758a0537177a489f52c64be1efc5369bd7c28ec0a221b",
+                                                "9eb10c768668ebd488814519833822cc63f724f72fd0262995b433efb0ae8383"};
     fx_t f;
     fx_open(&f, fx_model(2, 4, 2, 32), 5, 64, 100);
     f.in.first_block = 1;
@@ -209,7 +215,10 @@ Test(codec, bits_per_element_is_what_the_payload_takes)
                                         "rotatekv:bits=3,sinks=0",
                                         "rotatekv:bits=2,group=32,sinks=0",
                                         "kvzip:keep=0.25",
-                                        "kvzip:keep=0.5,budget=global"};
+                                        "kvzip:keep=0.5,budget=global",
+                                        "kvquant:bits=2,levels=nf,sinks=0",
+                                        "kvquant:bits=3,levels=nf,outliers=0.05",
+                                        "kvquant:bits=4,outliers=0,levels=nf"};
     fx_t f;
     fx_open(&f, fx_model(2, 8, 4, 64), 8, 64, 76);
     for (size_t i = 0; i < VC_ARRAY_LEN(texts); i++) {

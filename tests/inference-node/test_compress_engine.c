@@ -22,7 +22,9 @@ static const char *const methods[] = {"none",
                                       "kvzap:keep=0.4",
                                       "rotatekv:bits=2,group=16",
                                       "kvzip",
-                                      "kvzip:plus=no,budget=head,chunk=128"};
+                                      "kvzip:plus=no,budget=head,chunk=128",
+                                      "kvquant:bits=3",
+                                      "kvquant:bits=2,levels=nf"};
 enum { N_METHODS = sizeof(methods) / sizeof(methods[0]), N_BLOCKS = 4 };
 
 /* Records of every method after a prefill in passes of `cut` tokens. */
@@ -161,6 +163,7 @@ Test(compress_engine, drafts_over_codes_do_not_depend_on_cut_isa_threads_or_what
                                         "kivi:bits=4,residual=0",
                                         "kivi:bits=8",
                                         "snapkv:keep=0.3,window=32+rot:bits=4,group=16",
+                                        "kvquant:bits=3,levels=nf",
                                         "none+rot:bits=3,group=16"};
     static const struct {
         node_isa_t isa;
