@@ -12,8 +12,14 @@ static bool tile_is_page(const node_tile_t *tile, node_page_t *page, uint32_t la
 
 Test(body, keeping_everything_gives_the_pages_bit_for_bit)
 {
-    static const char *const texts[] = {"none", "snapkv:keep=1", "kvzap:keep=1", "kvzap:tau=-99", "kvzip:keep=1"};
-    for (int s = 0; s < 4; s++) {
+    static const char *const texts[] = {"none",
+                                        "snapkv:keep=1",
+                                        "kvzap:keep=1",
+                                        "kvzap:tau=-99",
+                                        "kvzip:keep=1",
+                                        "expected_attention:keep=1",
+                                        "expected_attention:keep=1,budget=global"};
+    for (size_t s = 0; s < VC_ARRAY_LEN(texts); s++) {
         fx_t f;
         fx_open(&f, fx_model(2, 4, 2, 32), 4, 64, 90);
         fx_records_t r = {0};
@@ -76,9 +82,17 @@ Test(body, kept_rows_are_packed_densely_in_ascending_position)
 
 Test(body, any_cut_of_a_stored_copy_is_a_body)
 {
-    static const char *const texts[] = {
-        "none",  "noise",    "snapkv:keep=0.2",     "kivi:bits=2",         "rot:bits=3",
-        "kvzap", "rotatekv", "snapkv:keep=0.2+rot", "kvzip:budget=global", "kvquant:bits=3"};
+    static const char *const texts[] = {"none",
+                                        "noise",
+                                        "snapkv:keep=0.2",
+                                        "kivi:bits=2",
+                                        "rot:bits=3",
+                                        "kvzap",
+                                        "rotatekv",
+                                        "snapkv:keep=0.2+rot",
+                                        "kvzip:budget=global",
+                                        "kvquant:bits=3",
+                                        "expected_attention:keep=0.2,budget=layer"};
     fx_t f;
     fx_open(&f, fx_model(1, 4, 2, 16), 9, 64, 92);
     for (size_t s = 0; s < VC_ARRAY_LEN(texts); s++) {

@@ -23,7 +23,9 @@ static const char *const methods[] = {"none",
                                       "kvzip:keep=0.3,plus=no,budget=global,chunk=64",
                                       "kvquant:bits=2",
                                       "kvquant:bits=3,levels=nf",
-                                      "kvquant:bits=4,outliers=0,levels=nf,sinks=0"};
+                                      "kvquant:bits=4,outliers=0,levels=nf,sinks=0",
+                                      "expected_attention:keep=0.3",
+                                      "expected_attention:keep=0.3,stats=offline,budget=layer+rot:bits=4"};
 enum { N_METHODS = sizeof(methods) / sizeof(methods[0]) };
 
 Test(codec, equal_kv_gives_equal_records)
@@ -134,7 +136,9 @@ Test(codec, records_have_the_bytes_they_always_had)
                                                 "99e410d28f5cfa7a20dcb7ba6063b0dd537fb81a65cd0992186b0c2d44245441",
                                                 "dcd4897bb1e0a034616ff23a14a3d31806be3485974fa4adf6aac9b2168de06d",
                                                 "019866ec99a4e154007758a0537177a489f52c64be1efc5369bd7c28ec0a221b",
-                                                "9eb10c768668ebd488814519833822cc63f724f72fd0262995b433efb0ae8383"};
+                                                "9eb10c768668ebd488814519833822cc63f724f72fd0262995b433efb0ae8383",
+                                                "b2cbd714a7375091a5f7d4912d0122b15958abdd15246d581938b6b2eeb9b794",
+                                                "717fad45cd017fbd7b06751e504710131698d993364f1f8665054049bdd9ca1d"};
     fx_t f;
     fx_open(&f, fx_model(2, 4, 2, 32), 5, 64, 100);
     f.in.first_block = 1;
@@ -203,6 +207,8 @@ Test(codec, bits_per_element_is_what_the_payload_takes)
                                         "snapkv:keep=0.25",
                                         "snapkv:keep=0.5",
                                         "kvzap:keep=0.25",
+                                        "expected_attention:keep=0.25",
+                                        "expected_attention:budget=global",
                                         "kivi:bits=2",
                                         "kivi:bits=4",
                                         "kivi:bits=8",

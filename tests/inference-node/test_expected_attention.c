@@ -1,14 +1,12 @@
 /*
  * ExpectedAttention: averaged statistics, scores and kept sets against reference numbers, from queries as the engine
- * shows them; then what a registration keeps.
+ * shows them.
  */
 #include <math.h>
 
 #include "codec_fixture.h"
-#include "compress/calib.h"
 #include "compress/expatt_int.h"
 #include "compress/select.h"
-#include "support/tiny_model.h"
 
 /* ---- against the reference ---- */
 
@@ -310,4 +308,69 @@ Test(expected_attention, every_isa_gives_the_same_bits)
     if (node_expatt_ops(NODE_OPS_AVX2) == NULL)
         cr_skip_test("this CPU has no vector version to compare");
     cr_assert_gt(for_each_scored_case(check_isas), 0);
+}
+
+/* ---- statistics ---- */
+
+/* The turn back must use the model's frequencies, scaled as they are, and its factor: with plain ones, or without the
+ * factor, the mean of what was not turned at all does not come out. */
+static void check_turned_back(const golden_case_t *c)
+{
+    const char *rope = golden_has(c, "rope") ? golden_str(c, "rope") : "";
+    if (strncmp(rope, "yarn", 4) != 0 && strncmp(rope, "llama3", 6) != 0 && strncmp(rope, "linear", 6) != 0)
+        return;
+    golden_ea_t g = open_case(c, node_expatt_ops_best());
+    const uint32_t n_q = g.n_head * g.n_group, n = g.n_tokens - g.sinks;
+    node_expatt_stats_t *stats;
+    cr_assert_eq(node_expatt_stats_create(&g.model, g.sinks, g.n_tokens, &stats, NULL), VC_OK);
+    float q[4 * 64], mean[64], cov[64 * 64];
+    cr_assert(n_q <= 4 && g.dim == 64);
+    for (uint32_t t = g.sinks; t < g.n_tokens; t++) {
+        turned(&g, t, q);
+        node_expatt_stats_row(stats, node_expatt_ops_best(), 0, t, q);
+    }
+    for (uint32_t h = 0; h < n_q; h++) {
+        node_expatt_stats_get(stats, 0, h, false, mean, cov);
+        for (uint32_t i = 0; i < 64; i++) {
+            double want = 0, square = 0;
+            for (uint32_t t = g.sinks; t < g.n_tokens; t++) {
+                double x = (double)g.q_pre.f32[((size_t)t * n_q + h) * 64 + i];
+                want += x / n;
+                square += x * x / n;
+            }
+            cr_assert(fabs((double)mean[i] - want) < 1e-5, "%s head %u channel %u", c->name, h, i);
+            cr_assert(fabs((double)cov[i * 65] - (square - want * want)) < 1e-4, "%s head %u channel %u", c->name, h,
+                      i);
+        }
+    }
+    vc_free(stats);
+    close_case(&g);
+}
+
+Test(expected_attention, queries_are_turned_back_with_scaled_frequencies_and_the_factor)
+{
+    cr_assert_eq(for_each_scored_case(check_turned_back), 21);
+}
+
+/* Queries with a mean of a hundred times their spread: squares minus the square of the mean would be noise. */
+Test(expected_attention, a_large_mean_does_not_drown_the_covariance)
+{
+    enum { N = 512, D = 16 };
+    node_model_info_t m = fx_model(1, 1, 1, D);
+    m.rope_dims = 0;
+    node_expatt_stats_t *stats;
+    cr_assert_eq(node_expatt_stats_create(&m, 0, N, &stats, NULL), VC_OK);
+    float q[D], mean[D], cov[D * D];
+    double sum = 0, square = 0;
+    for (uint32_t t = 0; t < N; t++) {
+        for (uint32_t i = 0; i < D; i++)
+            q[i] = 1000.0f + (float)golden_u(5, t * D + i);
+        sum += (double)q[3] - 1000.0;
+        square += ((double)q[3] - 1000.0) * ((double)q[3] - 1000.0);
+        node_expatt_stats_row(stats, node_expatt_ops_best(), 0, t, q);
+    }
+    node_expatt_stats_get(stats, 0, 0, false, mean, cov);
+    double want = square / N - sum / N * (sum / N);
+    cr_assert(fabs((double)cov[3 * D + 3] - want) < 1e-3 * want, "%g, not %g", (double)cov[3 * D + 3], want);
+    vc_free(stats);
 }

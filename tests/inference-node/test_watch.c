@@ -3,6 +3,7 @@
  * during prefill, afterwards, or half and half; whatever the cut of the passes and the number of threads.
  */
 #include "codec_fixture.h"
+#include "compress/expatt_int.h"
 #include "compress/snapkv_int.h"
 #include "compress/watch.h"
 #include "model/engine.h"
@@ -361,17 +362,30 @@ Test(watch, completing_needs_full_kv_that_covers_the_rows)
 
 /* ---- real methods ---- */
 
-/* State bytes of every method that watches; a method joins by its spec and the size of its state. */
-static size_t snapkv_state_bytes(const node_model_info_t *m, const void *state)
+/* The state of every method that watches, as bytes; a method joins by its spec and where they are. */
+typedef const void *(*state_fn)(const node_model_info_t *m, const void *state, size_t *bytes_p);
+
+static const void *snapkv_state(const node_model_info_t *m, const void *state, size_t *bytes_p)
 {
     const node_snapkv_window_t *q = state;
-    return sizeof(*q) + m->n_layer * q->rows * q->row_floats * sizeof(float);
+    *bytes_p = sizeof(*q) + m->n_layer * q->rows * q->row_floats * sizeof(float);
+    return q;
+}
+
+static const void *expatt_state(const node_model_info_t *m, const void *state, size_t *bytes_p)
+{
+    (void)m;
+    const node_expatt_stats_t *s = node_expatt_watched(state);
+    *bytes_p = s->bytes;
+    return s;
 }
 
 static const struct {
     const char *spec;
-    size_t (*bytes)(const node_model_info_t *m, const void *state);
-} methods[] = {{"snapkv:window=100", snapkv_state_bytes}};
+    state_fn bytes;
+} methods[] = {{"snapkv:window=100", snapkv_state},
+               {"expected_attention", expatt_state},
+               {"expected_attention:sinks=100", expatt_state}};
 
 Test(watch, state_bytes_do_not_depend_on_when_and_how_the_rows_were_seen)
 {
@@ -390,16 +404,45 @@ Test(watch, state_bytes_do_not_depend_on_when_and_how_the_rows_were_seen)
                 OK(node_watches_catch_up(w, r.engine, &r.kv, r.tokens, NULL, NULL, NULL, &err));
             prefill(&r, N_TOKENS, 31 + 40 * way, w);
             complete(&r, w);
-            const void *state = node_watches_state(w, 0);
+            size_t n;
+            const void *state = methods[i].bytes(r.model, node_watches_state(w, 0), &n);
             if (base == NULL) {
-                bytes = methods[i].bytes(r.model, state);
-                base = vc_memdup(state, bytes);
+                bytes = n;
+                base = vc_memdup(state, n);
             }
-            cr_assert_eq(methods[i].bytes(r.model, state), bytes);
-            cr_assert_eq(memcmp(state, base, bytes), 0, "%s, way %u", methods[i].spec, way);
+            cr_assert_eq(n, bytes);
+            cr_assert_eq(memcmp(state, base, n), 0, "%s, way %u", methods[i].spec, way);
             node_watches_free(w);
             close_run(&r);
         }
         vc_free(base);
     }
+}
+
+/* A method that dropped tokens before the prefill's own attention had seen them would show here. */
+Test(watch, prefill_has_the_same_bits_whoever_watches_it)
+{
+    vc_digest_t digest[2];
+    float *logits[2];
+    uint32_t n_vocab = 0;
+    for (int watched = 0; watched < 2; watched++) {
+        const node_spec_t specs[] = {
+            fx_spec("snapkv:window=100"), fx_spec("expected_attention"), {.ops = &counter_ops}};
+        const uint32_t first_blocks[] = {0, 0, 0};
+        run_t r;
+        open_run(&r, 2);
+        n_vocab = r.model->n_vocab;
+        logits[watched] = vc_calloc(n_vocab, sizeof(float));
+        node_watches_t *w = begin(&r, specs, 3, first_blocks);
+        prefill(&r, N_TOKENS - 1, 100, watched ? w : NULL);
+        OK(node_prefill(r.engine, &r.kv, r.tokens + N_TOKENS - 1, 1, logits[watched],
+                        watched ? node_watches_capture(w) : NULL, &err));
+        node_kv_digest(&r.kv, N_TOKENS, &digest[watched]);
+        node_watches_free(w);
+        close_run(&r);
+    }
+    cr_assert_eq(memcmp(&digest[0], &digest[1], sizeof(digest[0])), 0);
+    cr_assert_eq(memcmp(logits[0], logits[1], n_vocab * sizeof(float)), 0);
+    vc_free(logits[0]);
+    vc_free(logits[1]);
 }
