@@ -22,6 +22,7 @@ static vc_status_t rkv_parse(node_spec_t *spec, const char *params, vc_err_t *er
         {"group", NODE_PARAM_UINT, offsetof(node_spec_t, group), 0, 0, 128, "16,32,64,128"},
         {"clip", NODE_PARAM_REAL, offsetof(node_spec_t, clip), 0, 1, 1, NULL},
         {"sinks", NODE_PARAM_UINT, offsetof(node_spec_t, sinks), 0, SINKS_MAX, 20, NULL},
+        {"residual", NODE_PARAM_UINT, offsetof(node_spec_t, residual), 0, 8192, 64, NULL},
     };
     vc_status_t st = node_params_parse(spec, "rotatekv", params, table, VC_ARRAY_LEN(table), err);
     if (st != VC_OK || spec->bits != 2)
@@ -41,11 +42,8 @@ static uint32_t rkv_needs(const node_spec_t *spec)
     return NODE_NEED_CALIB;
 }
 
-static uint32_t rkv_none(const node_spec_t *spec)
-{
-    (void)spec;
-    return 0;
-}
+static uint32_t rkv_window(const node_spec_t *spec) { return spec->residual; }
+static uint32_t rkv_sink_blocks(const node_spec_t *spec) { return spec->residual ? 1 : 0; }
 
 uint32_t node_rkv_key_block(uint32_t n_head, uint32_t dim)
 {
@@ -438,8 +436,8 @@ const node_codec_ops_t node_codec_rotatekv = {
     .parse = rkv_parse,
     .bits = rkv_bits,
     .needs = rkv_needs,
-    .window_tokens = rkv_none,
-    .sink_blocks = rkv_none,
+    .window_tokens = rkv_window,
+    .sink_blocks = rkv_sink_blocks,
     .chooses = true,
     .watch = rkv_watch,
     .watch_row = rkv_watch_row,
