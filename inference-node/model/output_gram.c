@@ -7,12 +7,13 @@
 
 uint32_t node_engine_n_threads(const node_engine_t *eng) { return eng->n_threads; }
 
-/* Products of floats are exact in double, so only the sums round, in the order of the outputs. */
+/* Products of floats are exact in double, so only the sums round, in the order of the outputs. Columns from the row's
+ * own on: the rest is the same. */
 static void add_output(const float *w, uint32_t n_head, uint32_t dim, double *sum)
 {
     for (uint32_t h = 0; h < n_head; h++, w += dim)
         for (uint32_t i = 0; i < dim; i++, sum += dim)
-            for (uint32_t j = 0; j < dim; j++)
+            for (uint32_t j = i; j < dim; j++)
                 sum[j] += (double)w[i] * (double)w[j];
 }
 
@@ -31,8 +32,10 @@ vc_status_t node_engine_output_gram(const node_engine_t *eng, uint32_t layer, fl
         for (uint32_t r = 0; r < NODE_PANEL; r++)
             add_output(panel + (size_t)r * o->n_in, n_head, dim, sum);
     }
-    for (size_t i = 0; st == VC_OK && i < n; i++)
-        gram[i] = (float)sum[i];
+    for (size_t i = 0; st == VC_OK && i < n; i++) {
+        const size_t row = i / dim % dim, column = i % dim;
+        gram[i] = (float)(column < row ? sum[i - row * dim - column + column * dim + row] : sum[i]);
+    }
     vc_free(panel);
     vc_free(sum);
     return st;

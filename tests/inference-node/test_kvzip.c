@@ -242,3 +242,60 @@ static void check_bits(const golden_case_t *c)
 }
 
 Test(kvzip, every_isa_and_any_cut_of_the_replay_give_the_same_bits) { cr_assert_gt(for_each_case(check_bits), 0); }
+
+/* Keys of pages are f16: the same products as from the same numbers in float, on every ISA. */
+Test(kvzip, products_with_f16_keys_are_those_with_the_same_numbers_in_float)
+{
+    enum { DIM = 80, ROWS = 13 };
+    static uint16_t half[DIM * NODE_TILE];
+    static _Alignas(64) float k[DIM * NODE_TILE], q[ROWS * DIM], want[ROWS * NODE_TILE], got[ROWS * NODE_TILE];
+    golden_fill(31, 3.0, q, ROWS * DIM);
+    for (uint32_t i = 0; i < DIM * NODE_TILE; i++)
+        half[i] = node_f16_from_f32((float)golden_u(32, i));
+    node_kvzip_scalar.widen(half, k, DIM * NODE_TILE);
+    node_kvzip_scalar.dots(q, DIM, ROWS, DIM, k, want, NODE_TILE);
+    for (node_ops_level_t level = NODE_OPS_SCALAR; level <= NODE_OPS_AVX512; level++) {
+        const node_kvzip_ops_t *ops = node_kvzip_ops(level);
+        if (ops == NULL)
+            continue;
+        ops->dots_f16(q, DIM, ROWS, DIM, half, got, NODE_TILE);
+        cr_assert_eq(memcmp(want, got, sizeof(want)), 0, "level %d", (int)level);
+    }
+}
+
+static const void *keys_of_ones(void *arg, bool of_replay, uint32_t block)
+{
+    (void)of_replay, (void)block;
+    return arg;
+}
+
+Test(kvzip, a_query_that_is_not_a_number_is_told_and_never_a_score)
+{
+    enum { DIM = 16, ROWS = 3 };
+    static float ones[DIM * NODE_TILE], q[ROWS * DIM], best[NODE_TILE];
+    for (uint32_t i = 0; i < DIM * NODE_TILE; i++)
+        ones[i] = 1.0f;
+    float *z = vc_alloc_aligned(64, node_kvzip_scratch(0, 0, 64, ROWS) * sizeof(float));
+    const node_kvzip_head_t in = {.dim = DIM,
+                                  .n_group = 1,
+                                  .end = NODE_TILE,
+                                  .n_rows = ROWS,
+                                  .q = q,
+                                  .q_stride = DIM,
+                                  .keys = keys_of_ones,
+                                  .keys_arg = ones};
+    for (node_ops_level_t level = NODE_OPS_SCALAR; level <= NODE_OPS_AVX512; level++) {
+        const node_kvzip_ops_t *ops = node_kvzip_ops(level);
+        if (ops == NULL)
+            continue;
+        for (int i = 0; i < 4; i++) {
+            static const float bad[] = {0.0f, NAN, INFINITY, -INFINITY};
+            for (uint32_t c = 0; c < NODE_TILE; c++)
+                best[c] = -INFINITY;
+            q[DIM + 5] = bad[i];
+            cr_assert_eq(node_kvzip_raise(ops, &in, z, best), i == 0, "level %d, %g", (int)level, (double)bad[i]);
+        }
+        cr_assert_float_eq(node_exp(best[7]), 1.0f / 65, 1e-6, "equal weights of the chunk and the first row itself");
+    }
+    vc_free(z);
+}
