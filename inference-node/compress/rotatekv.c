@@ -31,9 +31,10 @@ static vc_status_t rkv_parse(node_spec_t *spec, const char *params, vc_err_t *er
     return node_params_parse(spec, "rotatekv", params, table, VC_ARRAY_LEN(table), err);
 }
 
+/* Sinks are a number per registration and share tokens: counted as three rows for five of them, over 2,048 tokens. */
 static double rkv_bits(const node_spec_t *spec, uint32_t head_dim)
 {
-    return spec->bits + 32.0 / VC_MIN(spec->group, head_dim);
+    return spec->bits + 32.0 / VC_MIN(spec->group, head_dim) + 0.6 * spec->sinks * 16.0 / 2048.0;
 }
 
 static uint32_t rkv_needs(const node_spec_t *spec)

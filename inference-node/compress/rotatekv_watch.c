@@ -60,13 +60,23 @@ static void insert(node_rkv_sinks_t *s, uint32_t layer, uint32_t size, uint32_t 
         s->least[layer] = e[n].size;
 }
 
-/* Most rows hold nothing that large: one look over them, without a branch per number. */
+/* Most rows hold nothing that large: one look over them, without a branch per number. The sign of a difference says
+ * larger; the inner loop has a length that compilers make vectors of. */
 static bool exceeds(const float *values, uint32_t n, uint32_t least)
 {
-    uint32_t over = 0;
-    for (uint32_t i = 0; i < n; i++)
-        over |= least - (node_bits_from_f32(values[i]) & 0x7fffffffu); /* the sign says larger */
-    return over >> 31;
+    enum { STEP = 16 };
+    uint32_t over[STEP] = {0}, any = 0, i = 0;
+    for (; i + STEP <= n; i += STEP) {
+        uint32_t bits[STEP];
+        memcpy(bits, values + i, sizeof(bits));
+        for (uint32_t k = 0; k < STEP; k++)
+            over[k] |= least - (bits[k] & 0x7fffffffu);
+    }
+    for (uint32_t k = 0; k < STEP; k++)
+        any |= over[k];
+    for (; i < n; i++)
+        any |= least - (node_bits_from_f32(values[i]) & 0x7fffffffu);
+    return any >> 31;
 }
 
 void node_rkv_sinks_row(node_rkv_sinks_t *s, uint32_t layer, uint32_t position, const float *values)

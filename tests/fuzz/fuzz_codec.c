@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compress/codec.h"
+#include "compress/calib.h"
 #include "kernels/backend.h"
 #include "vc/mem.h"
 
@@ -35,7 +35,10 @@ static const char *const specs[] = {"none",
                                     "none+rot:bits=8,group=32",
                                     "kvquant:bits=4,levels=nf",
                                     "kvquant:bits=3,levels=nf,sinks=0",
-                                    "kvquant:bits=2,levels=nf,outliers=0"};
+                                    "kvquant:bits=2,levels=nf,outliers=0",
+                                    "rotatekv:bits=4",
+                                    "rotatekv:bits=3,group=16,sinks=0",
+                                    "rotatekv:bits=2,group=64"};
 static const uint32_t dims[] = {16, 64};
 enum { N_HEAD = 2 };
 
@@ -47,10 +50,13 @@ static void must(int ok)
 
 static void make_model(uint32_t dim, node_model_info_t *m)
 {
+    static const float freq[32] = {1.0f, 0.5f, 0.25f, 0.125f}; /* keys of some methods are turned at load */
     memset(m, 0, sizeof(*m));
     m->n_layer = 1;
     m->n_head = m->n_kv_head = N_HEAD;
-    m->head_dim = dim;
+    m->head_dim = m->rope_dims = dim;
+    m->rope_inv_freq = freq;
+    m->rope_mscale = 1.0f;
     m->keyspace.shape = (vc_kv_shape_t){1, N_HEAD, dim, NODE_TILE, VC_DTYPE_F16};
     m->keyspace_id.b[0] = 1;
 }
@@ -137,6 +143,17 @@ static uint8_t *wrap(const node_model_info_t *m, const node_spec_t *spec, const 
     return buf;
 }
 
+/* RotateKV's blob: channels in their own order. */
+static void bind(node_spec_t *spec, uint32_t dim)
+{
+    static uint8_t payload[N_HEAD * 64 * 2];
+    static node_calib_t calib = {.method = "rotatekv", .payload = payload};
+    for (uint32_t i = 0; i < N_HEAD * dim; i++)
+        payload[2 * i] = (uint8_t)i;
+    calib.bytes = (size_t)N_HEAD * dim * 2;
+    node_spec_bind(spec, &calib);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < 1 || size > 1 << 20)
@@ -146,6 +163,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     node_spec_t spec;
     must(node_spec_parse(specs[((data[0] & 7u) + (data[0] >> 1 & 0x38u)) % (sizeof(specs) / sizeof(specs[0]))], &spec,
                          NULL) == VC_OK);
+    if (spec.ops->needs(&spec) & NODE_NEED_CALIB)
+        bind(&spec, model.head_dim);
     size_t bytes;
     uint8_t *record = wrap(&model, &spec, data + 1, size - 1, &bytes);
     if (record == NULL)

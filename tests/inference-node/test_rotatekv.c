@@ -440,6 +440,9 @@ Test(rotatekv, sinks_are_exact_rows_and_cost_what_they_say)
         }
         cr_assert(total >= 1 && total <= 7);
     }
+    const node_spec_t many = fx_spec("rotatekv:sinks=20"), none = fx_spec("rotatekv:sinks=0");
+    const double more = node_spec_bits_per_element(&many, &f.model) - node_spec_bits_per_element(&none, &f.model);
+    cr_assert(fabs(more - 12 * 16.0 / 2048) < 1e-9, "twelve rows of 2,048, in 16 bits a number: %g", more);
     spec.ops->watch_free(w.state);
     node_body_put(body);
     fx_records_free(&r), fx_records_free(&plain);
