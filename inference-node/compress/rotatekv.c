@@ -432,7 +432,7 @@ static vc_status_t rkv_decode(const node_spec_t *spec, const vc_kvrec_head_t *he
 
 const node_codec_ops_t node_codec_rotatekv = {
     .name = "rotatekv",
-    .params_help = "bits=4 (2, 3, 4) group=128 (16, 32, 64, 128) clip=1 (0.8 at 2 bits) sinks=20",
+    .params_help = "bits=4 (2, 3, 4) group=128 (16, 32, 64, 128) clip=1 (0.8 at 2 bits) sinks=20 residual=64",
     .kind = VC_KVREC_QUANTISER,
     .parse = rkv_parse,
     .bits = rkv_bits,

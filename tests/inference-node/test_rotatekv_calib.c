@@ -4,7 +4,7 @@
 #include "support/tiny_model.h"
 #include "vc/bytes.h"
 
-Test(rotatekv, a_blob_is_needed_and_has_to_name_every_channel_once)
+Test(rotatekv_calib, a_blob_is_needed_and_has_to_name_every_channel_once)
 {
     fx_t f;
     fx_open(&f, fx_model(2, 4, 2, 16), 1, 64, 46);
@@ -57,7 +57,7 @@ static vc_status_t calibrated(const gguf_image_t *image, node_isa_t isa, uint32_
     return st;
 }
 
-Test(rotatekv, calibration_gives_one_payload_from_any_isa_and_number_of_threads)
+Test(rotatekv_calib, calibration_gives_one_payload_from_any_isa_and_number_of_threads)
 {
     tiny_model_opts_t opts;
     tiny_model_opts_default(&opts);
@@ -70,4 +70,21 @@ Test(rotatekv, calibration_gives_one_payload_from_any_isa_and_number_of_threads)
     cr_assert_eq(calibrated(&image, NODE_ISA_AUTO, 1, 0, &other, &other_bytes), VC_ERR_INVALID);
     vc_free(first), vc_free(other);
     gguf_image_free(&image);
+}
+
+Test(rotatekv_calib, two_bits_are_clipped_to_four_fifths_unless_the_text_says_otherwise)
+{
+    static const char *const texts[][2] = {
+        {"rotatekv", "rotatekv:bits=4,group=128,clip=1,sinks=20,residual=64"},
+        {"rotatekv:bits=3", "rotatekv:bits=3,group=128,clip=1,sinks=20,residual=64"},
+        {"rotatekv:bits=2", "rotatekv:bits=2,group=128,clip=0.8,sinks=20,residual=64"},
+        {"rotatekv:clip=1,bits=2,sinks=0", "rotatekv:bits=2,group=128,clip=1,sinks=0,residual=64"}};
+    for (size_t i = 0; i < VC_ARRAY_LEN(texts); i++) {
+        node_spec_t spec;
+        cr_assert_eq(node_spec_parse(texts[i][0], &spec, NULL), VC_OK);
+        cr_assert_str_eq(spec.text, texts[i][1]);
+    }
+    node_spec_t spec;
+    cr_assert_eq(node_spec_parse("rotatekv:bits=8", &spec, NULL), VC_ERR_INVALID);
+    cr_assert_eq(node_spec_parse("rotatekv:clip=0", &spec, NULL), VC_ERR_INVALID);
 }
