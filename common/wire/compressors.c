@@ -60,6 +60,7 @@ static const vc_compressor_param_t rotatekv_params[] = {
     {"group", "128", "16,32,64,128", false, 0, 0, "channels that share scale and zero point"},
     {"clip", "1", NULL, true, 0, 1, "share of the range that is coded; 0.8 where bits=2 says no other"},
     {"sinks", "20", NULL, false, 0, 256, "largest entries of a layer's input, whose tokens stay exact"},
+    {"residual", "64", NULL, false, 0, 8192, "last tokens that stay exact"},
 };
 
 static const vc_compressor_t compressors[] = {
