@@ -123,6 +123,7 @@ static vc_status_t set_value(node_spec_t *spec, const char *method, const node_p
                               p->name, text, p->lo == NODE_PARAM_FROM_ZERO ? "from" : "above",
                               p->lo == NODE_PARAM_FROM_ZERO ? 0.0 : p->lo, p->hi);
         real += 0.0; /* one zero */
+        real += 0.0; /* never -0, which has another text */
         break;
     case NODE_PARAM_UINT64:
         if (!parse_whole(text, &whole))

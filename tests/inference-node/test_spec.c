@@ -32,6 +32,8 @@ Test(spec, defaults_are_written_out)
     expect_text("snapkv", "snapkv:keep=0.25,window=64,kernel=5,pool=avg");
     expect_text("kivi", "kivi:bits=4,group=32,residual=128");
     expect_text("rot", "rot:bits=4,group=64,residual=64");
+    expect_text("kvquant", "kvquant:bits=4,outliers=0.01,levels=calibrated,sinks=1");
+    expect_text("kvquant:outliers=-0", "kvquant:bits=4,outliers=0,levels=calibrated,sinks=1");
 }
 
 Test(spec, order_and_spelling_do_not_matter)
