@@ -74,10 +74,10 @@ class Cluster:
         self.services.append(service)
         return service
 
-    def register(self, document, compressor, limit_tokens=0):
+    def register(self, document, compressor, limit_tokens=0, flags=()):
         command = [self.programs.node, "register", "--model", str(self.model), "--server", self.server_address,
                    "--threads", str(os.cpu_count() or 1), "--compressor", compressor, "--limit-tokens",
-                   str(limit_tokens), str(document)]
+                   str(limit_tokens), *flags, str(document)]
         return subprocess.run(command, check=True)
 
     def stats(self):
@@ -95,6 +95,22 @@ class Cluster:
 
     def __exit__(self, *_):
         self.close()
+
+
+def calibration_flags(programs, model, workdir, compressor, texts):
+    """Flags that name the blobs of a calibrated compressor, which are made first of the texts; none for any other."""
+    listed = json.loads(subprocess.run([programs.ctl, "compressors", "--json"], check=True, capture_output=True,
+                                       text=True).stdout)["compressors"]
+    method = re.split("[:+]", compressor)[0]
+    kinds = {c["name"]: c["calibrated"] for c in listed}
+    if kinds.get(method) != "yes" and not (kinds.get(method) == "optional" and "offline" in compressor):
+        return []
+    folder = pathlib.Path(workdir) / "calibration"
+    folder.mkdir(exist_ok=True)
+    print(f"calibrating {method} ...", flush=True)
+    subprocess.run([programs.node, "calibrate", "--model", str(model), "--method", method, "--calibration", str(folder),
+                    "--threads", str(os.cpu_count() or 1), *texts], check=True)
+    return ["--calibration", str(folder)]
 
 
 def model_path():

@@ -18,6 +18,7 @@ QUESTIONS = [
     "What does the document say about conveying modified source versions?",
     "List three things that a licensee must do.",
 ]
+CALIBRATION_TEXTS = ["/usr/share/common-licenses/" + name for name in ("Apache-2.0", "GFDL-1.3", "MPL-2.0")]
 DOCUMENTS = ["/usr/share/common-licenses/GPL-3", str(cluster.ROOT / "README.md")]
 
 
@@ -45,7 +46,7 @@ def cut_document(args, workdir):
     return path, document
 
 
-def ask(args, programs, model, link, workdir, document, number, mode, addresses):
+def ask(args, programs, model, link, workdir, document, number, mode, addresses, flags):
     """One answer. The text of (c) streams to the terminal."""
     prompt = workdir / f"q{number}.txt"
     prompt.write_text(document.read_text() + QUESTIONS[number - 1])
@@ -58,7 +59,7 @@ def ask(args, programs, model, link, workdir, document, number, mode, addresses)
         command += ["--draft-length", "0", "--server", addresses["server"], "--no-data-plane"]
     else:
         command += ["--compressor", args.compressor, "--server", addresses["server"], "--verifier", addresses["verify"],
-                    "--no-data-plane"]
+                    "--no-data-plane", *flags]
     show = mode == "vericache"
     subprocess.run(link.far(command), check=True, stdout=None if show else subprocess.DEVNULL)
 
@@ -76,18 +77,20 @@ def main():
         workdir = pathlib.Path(args.keep or tmp)
         workdir.mkdir(parents=True, exist_ok=True)
         path, document = cut_document(args, workdir)
+        texts = [t for t in CALIBRATION_TEXTS if pathlib.Path(t).exists()]
+        flags = cluster.calibration_flags(programs, model, workdir, args.compressor, texts)
         with slowlink.SlowLink(args.rate, args.delay_ms, programs.relay, workdir, not args.no_namespace) as link, \
-                cluster.Cluster(programs, model, workdir, args.threads, link.near) as nodes:
+                cluster.Cluster(programs, model, workdir, args.threads, link.near, verify_flags=flags) as nodes:
             addresses = {"server": link.connect(nodes.server.port), "verify": link.connect(nodes.verify.port)}
             print(f"slow link: {args.rate}, {2 * args.delay_ms:g} ms round trip, by {link.kind}; "
                   f"{args.threads} thread(s) a node; model {model.name}")
             print(f"registering {path} ({document.stat().st_size} bytes) ...", flush=True)
-            nodes.register(document, args.compressor)
+            nodes.register(document, args.compressor, flags=flags)
             for mode in table.MODES:
                 before = link_bytes(link)
                 for number in range(1, len(QUESTIONS) + 1):
                     print(f"\n[{table.TITLES[mode]}] {QUESTIONS[number - 1]}", flush=True)
-                    ask(args, programs, model, link, workdir, document, number, mode, addresses)
+                    ask(args, programs, model, link, workdir, document, number, mode, addresses, flags)
                 if link.kind == "namespace":
                     (workdir / f"link.{mode}.txt").write_text(str(link_bytes(link) - before))
             (workdir / "stats.json").write_text(json.dumps(nodes.stats()))

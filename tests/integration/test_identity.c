@@ -3,8 +3,9 @@
  * and a digest of the full KV are compared over
  *   draft length x compressor x threads x prefill cut x prefix hit (KV reloaded from full records) x ISA x
  * greedy/sampled on a small random model: every value of each axis against the base, and a set of runs in which every
- * pair of values of two axes occurs. VC_IDENTITY_LONG=1 runs the full product. Then the cases that broke other systems,
- * and a diagonal on the real model where VERICACHE_MODEL names it.
+ * pair of values of two axes occurs. Methods that need a replay or a calibration are in test_methods.
+ * VC_IDENTITY_LONG=1 runs the full product. Then the cases that broke other systems, and a diagonal on the real model
+ * where VERICACHE_MODEL names it.
  */
 #include <stdlib.h>
 #include <time.h>
@@ -15,8 +16,15 @@ enum { N_PROMPT = 276, N_NEW = 40, N_AXES = 7, MAX_VALUES = 11 };
 typedef enum { AX_X, AX_SPEC, AX_THREADS, AX_CUT, AX_HIT, AX_ISA, AX_SAMPLED } axis_t;
 
 static const uint32_t lengths[] = {0, 1, 2, 3, 4, 5, 7, 8, 16, 30, 64};
-static const char *const specs[] = {"none", "noise:eps=0.5,seed=3", "snapkv:keep=0.25,window=32",
-                                    "kivi:bits=2,group=16,residual=64", "rot:bits=3,group=16"};
+static const char *const specs[] = {"none",
+                                    "noise:eps=0.5,seed=3",
+                                    "snapkv:keep=0.25,window=32",
+                                    "kivi:bits=2,group=16,residual=64",
+                                    "rot:bits=3,group=16",
+                                    "rot:bits=4",
+                                    "kivi:bits=8,group=16,residual=64",
+                                    "expected_attention:keep=0.25",
+                                    "snapkv:keep=0.5,window=32+rot:bits=2"};
 static const uint32_t cuts[] = {0, 1, 63, 64, 65, 128};
 enum { HIT_NONE, HIT_ONE, HIT_HALF, HIT_ALL, N_HITS };
 
