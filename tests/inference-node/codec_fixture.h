@@ -316,11 +316,11 @@ static const node_replay_t *fx_replay(const node_model_info_t *m)
     enum { N_ENGINES = 16 };
     static const uint32_t first[] = {7, 11, 13}, next[] = {17, 19}, suffix[] = {23};
     static node_replay_t made[N_ENGINES];
+    static node_gguf_t *files[N_ENGINES]; /* outlive their engines, and are reachable for the leak checker */
     for (int i = 0; i < N_ENGINES; i++) {
         if (made[i].engine == NULL) {
             tiny_model_opts_t opts;
             vc_err_t err = {0};
-            node_gguf_t *gguf;
             tiny_model_opts_default(&opts);
             opts.n_layer = m->n_layer;
             opts.n_head = m->n_head;
@@ -339,8 +339,8 @@ static const node_replay_t *fx_replay(const node_model_info_t *m)
             node_engine_opts_t eopts;
             node_engine_opts_default(&eopts);
             eopts.n_threads = 1;
-            cr_assert_eq(node_gguf_open_memory(image.data, image.bytes, &gguf, &err), VC_OK, "%s", err.msg);
-            cr_assert_eq(node_engine_create(gguf, NULL, &eopts, &made[i].engine, &err), VC_OK, "%s", err.msg);
+            cr_assert_eq(node_gguf_open_memory(image.data, image.bytes, &files[i], &err), VC_OK, "%s", err.msg);
+            cr_assert_eq(node_engine_create(files[i], NULL, &eopts, &made[i].engine, &err), VC_OK, "%s", err.msg);
         }
         const node_model_info_t *have = node_engine_info(made[i].engine);
         if (have->n_layer == m->n_layer && have->n_head == m->n_head && have->n_kv_head == m->n_kv_head &&
