@@ -19,7 +19,8 @@ vc_status_t node_dropper_rows_init(node_dropper_rows_t *rows, const node_spec_t 
 {
     node_dropper_rows_t r = {.dim = dim};
     if (spec->row_bits) {
-        vc_status_t st = node_rot_rows_init(&r.coded, spec->text, spec->row_bits, spec->row_group, dim, err);
+        vc_status_t st =
+            node_rot_rows_init(&r.coded, spec->text, spec->row_bits, spec->row_group, spec->row_fit != 0, dim, err);
         if (st != VC_OK)
             return st;
         r.quantise = writes ? node_rot_quantise_best() : NULL;

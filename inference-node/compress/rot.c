@@ -16,6 +16,7 @@ static const node_param_t rot_params[] = {
     {"bits", NODE_PARAM_UINT, offsetof(node_spec_t, bits), 0, 0, 4, "2,3,4,8"},
     {"group", NODE_PARAM_UINT, offsetof(node_spec_t, group), 0, 0, 64, "16,32,64,128"},
     {"residual", NODE_PARAM_UINT, offsetof(node_spec_t, residual), 0, 8192, 64, NULL},
+    {"fit", NODE_PARAM_CHOICE, offsetof(node_spec_t, fit), 0, 0, 1, "range,error"},
 };
 
 static vc_status_t rot_parse(node_spec_t *spec, const char *params, vc_err_t *err)
@@ -28,7 +29,7 @@ static uint32_t rot_sinks(const node_spec_t *spec) { return spec->residual ? 1 :
 
 static vc_status_t rows_of(const node_spec_t *spec, uint32_t dim, node_rot_rows_t *s, vc_err_t *err)
 {
-    return node_rot_rows_init(s, spec->text, spec->bits, spec->group, dim, err);
+    return node_rot_rows_init(s, spec->text, spec->bits, spec->group, spec->fit != 0, dim, err);
 }
 
 static uint32_t layer_length(const node_rot_rows_t *s, uint32_t n_head)
@@ -131,7 +132,7 @@ static vc_status_t rot_decode(const node_spec_t *spec, const vc_kvrec_head_t *he
 
 const node_codec_ops_t node_codec_rot = {
     .name = "rot",
-    .params_help = "bits=4 (2, 3, 4, 8) group=64 (16, 32, 64, 128) residual=64",
+    .params_help = "bits=4 (2, 3, 4, 8) group=64 (16, 32, 64, 128) residual=64 fit=error (range, error)",
     .kind = VC_KVREC_QUANTISER,
     .parse = rot_parse,
     .bits = rot_bits,

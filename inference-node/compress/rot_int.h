@@ -47,15 +47,16 @@ static inline void node_rot_unpack(uint8_t *codes, const uint8_t *src, uint32_t 
 
 /*
  * x [dim][NODE_TILE] f16, all finite, lanes are tokens; dim is a multiple of 16 and of group, at most
- * NODE_HEAD_DIM_MAX. codes [dim][NODE_TILE], scales and mins [dim / group][NODE_TILE] f16. Bitwise equal on every ISA.
+ * NODE_HEAD_DIM_MAX. fit: a group's range is the one of least squared error, else from its least to its greatest
+ * number. codes [dim][NODE_TILE], scales and mins [dim / group][NODE_TILE] f16. Bitwise equal on every ISA.
  */
-typedef void (*node_rot_quantise_fn)(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, uint8_t *codes,
-                                     uint16_t *scales, uint16_t *mins);
-void node_rot_quantise_scalar(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, uint8_t *codes,
+typedef void (*node_rot_quantise_fn)(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, bool fit,
+                                     uint8_t *codes, uint16_t *scales, uint16_t *mins);
+void node_rot_quantise_scalar(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, bool fit, uint8_t *codes,
                               uint16_t *scales, uint16_t *mins);
-void node_rot_quantise_avx2(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, uint8_t *codes,
+void node_rot_quantise_avx2(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, bool fit, uint8_t *codes,
                             uint16_t *scales, uint16_t *mins);
-void node_rot_quantise_avx512(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, uint8_t *codes,
+void node_rot_quantise_avx512(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, bool fit, uint8_t *codes,
                               uint16_t *scales, uint16_t *mins);
 /* NULL when the CPU lacks it. */
 node_rot_quantise_fn node_rot_quantise(node_ops_level_t level);
@@ -70,12 +71,13 @@ node_rot_quantise_fn node_body_quantiser(node_body_builder_t *b);
  * [n][dim / group] f16. */
 typedef struct node_rot_rows {
     uint32_t dim, group, n_groups, bits, row_bytes; /* row_bytes: codes of one row */
+    bool fit;                                       /* of a writer */
 } node_rot_rows_t;
 
 /* group: the parameter; a head smaller than it is one group. UNSUPPORTED: the groups do not fit the head. text: of the
  * spec, for the sentence. */
-vc_status_t node_rot_rows_init(node_rot_rows_t *s, const char *text, uint32_t bits, uint32_t group, uint32_t dim,
-                               vc_err_t *err);
+vc_status_t node_rot_rows_init(node_rot_rows_t *s, const char *text, uint32_t bits, uint32_t group, bool fit,
+                               uint32_t dim, vc_err_t *err);
 /* Bits per number. */
 static inline double node_rot_bits(uint32_t bits, uint32_t group, uint32_t dim)
 {

@@ -7,13 +7,13 @@
 #include "vc/bytes.h"
 #include "vc/mem.h"
 
-vc_status_t node_rot_rows_init(node_rot_rows_t *s, const char *text, uint32_t bits, uint32_t group, uint32_t dim,
-                               vc_err_t *err)
+vc_status_t node_rot_rows_init(node_rot_rows_t *s, const char *text, uint32_t bits, uint32_t group, bool fit,
+                               uint32_t dim, vc_err_t *err)
 {
     group = VC_MIN(group, dim);
     if (dim == 0 || dim % 16 != 0 || dim > NODE_HEAD_DIM_MAX || dim % group != 0)
         return vc_err_set(err, VC_ERR_UNSUPPORTED, "%s does not fit a head of %u channels", text, dim);
-    *s = (node_rot_rows_t){dim, group, dim / group, bits, dim * bits / 8};
+    *s = (node_rot_rows_t){dim, group, dim / group, bits, dim * bits / 8, fit};
     return VC_OK;
 }
 
@@ -46,7 +46,7 @@ static uint8_t *encode_matrix(const node_rot_rows_t *s, node_rot_quantise_fn qua
     const uint32_t n = (uint32_t)__builtin_popcountll(kept);
     if (n == 0)
         return at;
-    quantise(x, s->dim, s->group, s->bits, codes, scales, mins);
+    quantise(x, s->dim, s->group, s->bits, s->fit, codes, scales, mins);
     uint8_t *scale_at = at + (size_t)n * s->row_bytes, *min_at = scale_at + 2 * (size_t)n * s->n_groups;
     for (uint64_t left = kept; left; left &= left - 1, at += s->row_bytes) {
         const uint32_t t = (uint32_t)__builtin_ctzll(left);

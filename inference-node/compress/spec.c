@@ -272,6 +272,7 @@ static vc_status_t parse_method(const char *text, node_spec_t *spec, vc_err_t *e
 static const node_param_t row_params[] = {
     {"bits", NODE_PARAM_UINT, offsetof(node_spec_t, row_bits), 0, 0, 4, "2,3,4,8"},
     {"group", NODE_PARAM_UINT, offsetof(node_spec_t, row_group), 0, 0, 64, "16,32,64,128"},
+    {"fit", NODE_PARAM_CHOICE, offsetof(node_spec_t, row_fit), 0, 0, 1, "range,error"},
 };
 
 /* What may follow "+", said before anything is parsed: only rot codes each row by itself. */

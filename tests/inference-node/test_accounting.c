@@ -37,7 +37,9 @@ static bool replays(const char *text)
     return (spec.ops->needs(&spec) & NODE_NEED_REPLAY) != 0;
 }
 
-/* Every method with every number of bits, and every share kept, plain and coded. */
+/* Every method with every number of bits, and every share kept, plain and coded. How many rows are exact and, with
+ * thresholds that were calibrated on another text, how many numbers lie outside of them is the data's affair: the
+ * suites of those methods count them. */
 static void all_specs(specs_t *s)
 {
     static const char *const keeps[] = {":keep=0.5", ":keep=0.25", ":keep=0.125"};
@@ -46,7 +48,7 @@ static void all_specs(specs_t *s)
     const vc_compressor_t *list = vc_compressors(&n);
     for (uint32_t i = 0; i < n; i++) {
         const vc_compressor_param_t *bits = param(&list[i], "bits");
-        char text[64], value[8];
+        char text[64], value[40];
         if (replays(list[i].name))
             continue;
         if (param(&list[i], "keep")) {
@@ -61,7 +63,8 @@ static void all_specs(specs_t *s)
             add(s, list[i].name, "");
         for (const char *at = bits ? bits->values : ""; *at; at += *at == ',') {
             size_t length = strcspn(at, ",");
-            snprintf(value, sizeof(value), "%.*s", (int)length, at);
+            snprintf(value, sizeof(value), "%.*s%s%s", (int)length, at, param(&list[i], "sinks") ? ",sinks=0" : "",
+                     param(&list[i], "levels") ? ",levels=nf" : "");
             snprintf(text, sizeof(text), "%s:bits=", list[i].name);
             add(s, text, value);
             at += length;

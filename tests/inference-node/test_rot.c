@@ -58,7 +58,7 @@ Test(rot, every_width_and_group_is_the_nearest_level_of_the_rotated_rows)
                 char text[64];
                 if (dims[d] % VC_MIN(groups[g], dims[d]) != 0)
                     continue; /* refused: see a_head_that_groups_do_not_divide_is_refused */
-                snprintf(text, sizeof(text), "rot:bits=%u,group=%u", all_bits[b], groups[g]);
+                snprintf(text, sizeof(text), "rot:bits=%u,group=%u,fit=range", all_bits[b], groups[g]);
                 expect_record(&f, text);
             }
         fx_close(&f);
@@ -131,6 +131,50 @@ Test(rot, the_largest_numbers_saturate_and_are_loaded)
     }
 }
 
+/* Sum of squared errors of all rows of a copy, in the rotated space. */
+static double total_error(const fx_t *f, const char *text)
+{
+    node_spec_t spec = fx_spec(text);
+    const uint32_t dim = f->model.head_dim;
+    double *x = vc_calloc((size_t)NODE_TILE * dim, sizeof(*x)), sum = 0;
+    fx_records_t r = {0};
+    fx_compress(text, &f->in, &r);
+    uint32_t length;
+    const uint8_t *at = part_of(&r, 0, 0, &length);
+    for (uint32_t i = 0; i < 2 * f->model.n_kv_head; i++) {
+        matrix_t m = matrix_at(at, dim, spec.group, spec.bits);
+        page_rows(node_kv_page_at(&f->kv, 0), 0, i / 2, dim, i % 2, x);
+        for (uint32_t t = 0; t < NODE_TILE; t++) {
+            hadamard(x + t * dim, dim);
+            for (uint32_t c = 0; c < dim; c++) {
+                double got = code_at(&m, t, c) * param_at(m.scales, &m, t, c) + param_at(m.mins, &m, t, c);
+                sum += (got - x[t * dim + c]) * (got - x[t * dim + c]);
+            }
+        }
+        at = m.end;
+    }
+    fx_records_free(&r);
+    vc_free(x);
+    return sum;
+}
+
+/* Cutting the outermost numbers pays where levels are few, and is left alone where it does not pay. */
+Test(rot, a_fitted_range_has_less_error_the_fewer_the_bits)
+{
+    static const double at_most[N_BITS] = {0.75, 0.90, 0.97, 1.0}; /* of the whole range's */
+    fx_t f;
+    fx_open(&f, fx_model(1, 4, 2, 64), 1, 64, 44);
+    for (int b = 0; b < N_BITS; b++) {
+        char text[2][64];
+        for (int i = 0; i < 2; i++)
+            snprintf(text[i], sizeof(text[i]), "rot:bits=%u,fit=%s", all_bits[b], i ? "error" : "range");
+        double range = total_error(&f, text[0]), fitted = total_error(&f, text[1]);
+        cr_assert(fitted <= at_most[b] * range, "%u bits: %g of the error", all_bits[b], fitted / range);
+        cr_assert_gt(fitted, 0);
+    }
+    fx_close(&f);
+}
+
 /* ---- the vector versions ---- */
 
 typedef struct quantised {
@@ -143,19 +187,21 @@ static void same_on_every_isa(const uint16_t *x, const char *what)
     (void)what; /* the plain runner drops messages */
     static const uint32_t dims[] = {16, 64, 80, 128}, groups[] = {16, 32, 64, 128};
     static quantised_t want, got;
-    for (int d = 0; d < 4; d++)
+    for (int i = 0; i < 8; i++)
         for (int g = 0; g < 4; g++)
-            for (int b = 0; b < N_BITS && dims[d] % groups[g] == 0; b++) {
+            for (int b = 0; b < N_BITS && dims[i / 2] % groups[g] == 0; b++) {
+                const uint32_t dim = dims[i / 2];
+                const bool fit = i % 2;
                 memset(&want, 0xa5, sizeof(want));
-                node_rot_quantise_scalar(x, dims[d], groups[g], all_bits[b], want.codes, want.scales, want.mins);
+                node_rot_quantise_scalar(x, dim, groups[g], all_bits[b], fit, want.codes, want.scales, want.mins);
                 for (node_ops_level_t level = NODE_OPS_AVX2; level <= NODE_OPS_AVX512; level++) {
                     node_rot_quantise_fn fn = node_rot_quantise(level);
                     if (fn == NULL)
                         continue;
                     memset(&got, 0xa5, sizeof(got));
-                    fn(x, dims[d], groups[g], all_bits[b], got.codes, got.scales, got.mins);
+                    fn(x, dim, groups[g], all_bits[b], fit, got.codes, got.scales, got.mins);
                     cr_assert(memcmp(&want, &got, sizeof(want)) == 0, "%s: level %d, %u bits, %u channels by %u", what,
-                              (int)level, all_bits[b], dims[d], groups[g]);
+                              (int)level, all_bits[b], dim, groups[g]);
                 }
             }
 }

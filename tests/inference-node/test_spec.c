@@ -31,7 +31,7 @@ Test(spec, defaults_are_written_out)
     expect_text("noise", "noise:eps=0.001,seed=1");
     expect_text("snapkv", "snapkv:keep=0.25,window=64,kernel=5,pool=avg");
     expect_text("kivi", "kivi:bits=4,group=32,residual=128");
-    expect_text("rot", "rot:bits=4,group=64,residual=64");
+    expect_text("rot", "rot:bits=4,group=64,residual=64,fit=error");
     expect_text("kvquant", "kvquant:bits=4,outliers=0.01,levels=calibrated,sinks=1");
     expect_text("kvquant:outliers=-0", "kvquant:bits=4,outliers=0,levels=calibrated,sinks=1");
 }
@@ -140,12 +140,13 @@ Test(spec, text_that_is_no_number_is_refused)
 
 Test(spec, kept_rows_may_be_coded)
 {
-    expect_text("snapkv+rot", "snapkv:keep=0.25,window=64,kernel=5,pool=avg+rot:bits=4,group=64");
+    expect_text("snapkv+rot", "snapkv:keep=0.25,window=64,kernel=5,pool=avg+rot:bits=4,group=64,fit=error");
     expect_text("snapkv:keep=0.5+rot:group=32,bits=3",
-                "snapkv:keep=0.5,window=64,kernel=5,pool=avg+rot:bits=3,group=32");
-    expect_text("none+rot:bits=8", "none+rot:bits=8,group=64");
+                "snapkv:keep=0.5,window=64,kernel=5,pool=avg+rot:bits=3,group=32,fit=error");
+    expect_text("none+rot:bits=8", "none+rot:bits=8,group=64,fit=error");
     expect_text("snapkv:keep=2.5e-1", "snapkv:keep=0.25,window=64,kernel=5,pool=avg");
-    expect_text("snapkv:keep=0.025e+1+rot:bits=2", "snapkv:keep=0.25,window=64,kernel=5,pool=avg+rot:bits=2,group=64");
+    expect_text("snapkv:keep=0.025e+1+rot:bits=2",
+                "snapkv:keep=0.25,window=64,kernel=5,pool=avg+rot:bits=2,group=64,fit=error");
     node_spec_t spec;
     cr_assert_eq(node_spec_parse("snapkv:keep=0.5,window=32+rot:bits=3,group=32", &spec, NULL), VC_OK);
     cr_assert(spec.keep == 0.5 && spec.window == 32 && spec.row_bits == 3 && spec.row_group == 32);
@@ -180,7 +181,7 @@ Test(spec, coded_rows_have_no_residual_of_their_own)
     expect_refused("snapkv+rot:residual=64", "residual", "window of snapkv");
     expect_refused("snapkv+rot:bits=4,residual=0", "residual", "window of snapkv");
     expect_refused("snapkv+rot:bits=5", "bits=5", "2,3,4,8");
-    expect_refused("snapkv+rot:keep=0.5", "keep", "bits, group");
+    expect_refused("snapkv+rot:keep=0.5", "keep", "bits, group, fit");
     expect_refused("snapkv:bits=4+rot", "bits", "keep, window");
     expect_refused("snapkv:keep=0.3333333333333333,window=1000,kernel=63,pool=max+rot:bits=4,group=128,bits=4", "bits",
                    "twice");
