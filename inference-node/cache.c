@@ -369,6 +369,18 @@ static void free_records(store_source_t *source, uint32_t n_specs)
     }
 }
 
+/* A replay may take longer than a server lets an upload be silent: its records are there before the upload begins. */
+static vc_status_t make_slow_records(store_source_t *source, uint32_t n_specs)
+{
+    vc_status_t status = VC_OK;
+    for (uint32_t i = 1; i <= n_specs && status == VC_OK; i++) {
+        const node_spec_t *spec = &source->specs[i - 1];
+        if (source->counts[i] < source->in->n_blocks && (spec->ops->needs(spec) & NODE_NEED_REPLAY))
+            status = make_records(source, i);
+    }
+    return status;
+}
+
 vc_status_t node_cache_store(node_cache_t *cache, const node_compress_in_t *in, const node_spec_t *specs,
                              uint32_t n_specs, const uint32_t *counts, node_watches_t *watches,
                              node_cache_stored_t *stored_p, vc_err_t *err)
@@ -385,6 +397,11 @@ vc_status_t node_cache_store(node_cache_t *cache, const node_compress_in_t *in, 
         return VC_OK;
     }
     store_source_t source = {.cache = cache, .in = in, .specs = specs, .counts = counts, .watches = watches};
+    vc_status_t made = make_slow_records(&source, n_specs);
+    if (made != VC_OK) {
+        free_records(&source, n_specs);
+        return vc_err_set(err, made, "%s", source.err.msg);
+    }
     vcache_register_stats_t stats = {0};
     vcache_error_t cerr = {0};
     vcache_status_t status = vcache_register(cache->client, cache->keyspace, cache->keyspace_len, in->tokens, first,
