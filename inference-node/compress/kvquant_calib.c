@@ -17,7 +17,6 @@
 #define SETS_MAX 8u
 #define BITS_N 3u
 #define THRESHOLD_MAX 131072.0f /* more than any key before RoPE can have */
-#define PASS_TOKENS 256u
 
 static const uint32_t all_bits[BITS_N] = {2, 3, 4};
 

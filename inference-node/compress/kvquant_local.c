@@ -243,8 +243,8 @@ static void query_moments(head_work_t *w)
     }
 }
 
-/* Squares of the tile's attention weights times what another value in its place would change; shares[i] of the values.
- */
+/* w->w: every query's squared attention weight times how far another value in the token's place moves the output, for
+ * the keys; squares[i] += the squared weights alone, for the values. */
 static void tile_weights(head_work_t *w, uint32_t tile, uint32_t j0, float *squares)
 {
     const uint32_t n = w->n_tiles * NODE_TILE, dim = w->model->head_dim, n_q = w->n_queries - j0;
