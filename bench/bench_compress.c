@@ -7,6 +7,7 @@
  *   --part attention|acceptance|all
  *   --model FILE (else VERICACHE_MODEL), --threads N, --calibration DIR (blobs, made where missing)
  *   --compressors LIST separated by ';' (else all), --texts NAMES, --text-dir DIR
+ *   --times no (on a busy machine: acceptance and bytes do not depend on it)
  *   --prefix N or N;M tokens, ascending; --forced N tokens
  *   --out DIR for compress.csv and compress.svg (bench/results; a temporary one with --quick)
  */
@@ -62,7 +63,8 @@ static void figures(const compress_run_t *run)
         double *worst = s->spec.ops->needs(&s->spec) & NODE_NEED_REPLAY ? &offline : &online;
         *worst = VC_MAX(*worst, ratio);
     }
-    bench_figure("online_compress_vs_prefill", online);
+    if (online > 0)
+        bench_figure("online_compress_vs_prefill", online);
     if (offline > 0)
         bench_figure("kvzip_replay_vs_prefill", offline);
 }
@@ -76,7 +78,8 @@ static void acceptance(void)
     take_lengths(&run);
     compress_texts_load(&run);
     compress_specs_load(&run);
-    compress_times(&run);
+    if (strcmp(bench_option("times", "yes"), "no") != 0)
+        compress_times(&run);
     compress_acceptance(&run);
     compress_print(&run);
     compress_compare(&run);
