@@ -279,6 +279,51 @@ Test(service_ops, listed_prefixes_are_deleted_by_their_tip)
     sx_end(&sx);
 }
 
+/* Who makes another copy of what is stored knows its tip alone. */
+Test(service_ops, a_chain_is_looked_up_by_its_tip_and_nobody_counts_it)
+{
+    sx_t sx;
+    sx_start(&sx, 2);
+    sx_register(&sx, 1, 6);
+    vcache_error_t err = {0};
+    vcache_prefix_t p;
+    vcache_lookup_info_t info;
+    vcache_lease_t *lease = NULL;
+    uint32_t n = 0;
+    uint8_t other[32] = {9};
+    cr_assert_eq(vcache_prefixes(sx.client, 1, 1, &p, &n, &err), VC_OK);
+    double lookups = sx_stat(&sx, "lookups_full"), hits = sx_stat(&sx, "hit_blocks_full");
+    cr_assert_eq(vcache_lookup_tip(sx.client, sx.keyspace, sx.keyspace_len, p.tip, sx.fids, 2, &info, &lease, &err),
+                 VC_OK, "%s", err.msg);
+    cr_assert_eq(info.n_blocks[0], 6);
+    cr_assert_eq(info.n_blocks[1], 6);
+    for (uint32_t column = 0; column < 2; column++) {
+        sx_sink_t sink = {.fx = &sx.fx, .seed = 1, .fid = column};
+        cr_assert_eq(vcache_fetch(lease, column, 0, 6, sx_sink_record, &sink, NULL, &err), VC_OK, "%s", err.msg);
+        cr_assert_eq(sink.right, 6);
+    }
+    vcache_lease_release(lease);
+    cr_assert_eq(sx_stat(&sx, "lookups_full"), lookups);
+    cr_assert_eq(sx_stat(&sx, "hit_blocks_full"), hits);
+    cr_assert_eq(vcache_prefixes(sx.client, 1, 1, &p, &n, &err), VC_OK);
+    cr_assert_eq(p.hits, 0);
+    /* A tip that is not there, and a chain with a block missing before it. */
+    lease = NULL;
+    cr_assert_eq(vcache_lookup_tip(sx.client, sx.keyspace, sx.keyspace_len, other, sx.fids, 2, &info, &lease, &err),
+                 VC_OK);
+    cr_assert_eq(info.n_blocks[0] + info.n_blocks[1], 0);
+    cr_assert_null(lease);
+    uint32_t tokens[8 * FX_BLOCK_TOKENS];
+    vcache_chain_t third = by_prompt(&sx, 1, 3, tokens);
+    third.first_block = 2;
+    third.fidelity = &sx.fids[0];
+    cr_assert_eq(vcache_delete(sx.client, &third, NULL, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(vcache_lookup_tip(sx.client, sx.keyspace, sx.keyspace_len, p.tip, sx.fids, 2, &info, NULL, &err),
+                 VC_OK);
+    cr_assert_eq(info.n_blocks[0] + info.n_blocks[1], 0);
+    sx_end(&sx);
+}
+
 Test(service_ops, delete_under_a_lease_lets_nobody_read_wrong_bytes)
 {
     sx_t sx;
