@@ -13,9 +13,10 @@
 #include "vc/mem.h"
 #include "vericache/vericache.h"
 
-#define SPECS "snapkv:keep=0.5,window=32;kivi:bits=2;rot:bits=3"
-static const char *const specs[] = {"snapkv:keep=0.5,window=32", "kivi:bits=2", "rot:bits=3"};
-enum { N_SPECS = 3, WAIT_MS = 120000, MOST_ARGS = 24 };
+#define SPECS "snapkv:keep=0.5,window=32;kivi:bits=2;rot:bits=3;kvzip:keep=0.5,chunk=128"
+static const char *const specs[] = {"snapkv:keep=0.5,window=32", "kivi:bits=2", "rot:bits=3",
+                                    "kvzip:keep=0.5,chunk=128"};
+enum { N_SPECS = 4, WAIT_MS = 120000, MOST_ARGS = 24 };
 
 #define NEED_PROGRAMS()                                                               \
     do {                                                                              \
@@ -137,7 +138,7 @@ Test(compress_job, makes_the_bytes_that_a_registration_stores)
     remote_cluster_register(&registered, SPECS);
     remote_cluster_register(&later, "");
     double lookups = remote_cluster_stat(&later, "lookups_full");
-    job_says(&later, SPECS, "1 prefixes: 3 copies made, 0 there already, 0 without a full copy, 0 failed");
+    job_says(&later, SPECS, "1 prefixes: 4 copies made, 0 there already, 0 without a full copy, 0 failed");
     cr_expect_eq(remote_cluster_stat(&later, "lookups_full"), lookups, "the job's reading counts as a reader's");
     for (int i = 0; i < N_SPECS; i++) {
         records_t a, b;
@@ -150,7 +151,7 @@ Test(compress_job, makes_the_bytes_that_a_registration_stores)
         free_copy(&a);
         free_copy(&b);
     }
-    job_says(&later, SPECS, "0 copies made, 3 there already");
+    job_says(&later, SPECS, "0 copies made, 4 there already");
     remote_cluster_stop(&registered);
     remote_cluster_stop(&later);
 }
