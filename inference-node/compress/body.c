@@ -17,6 +17,7 @@
 #include "compress/codec_int.h"
 #include "compress/pack.h"
 #include "compress/rot_int.h"
+#include "kernels/huge.h"
 #include "vc/mem.h"
 
 typedef struct block_state {
@@ -247,7 +248,7 @@ static bool make_codes(node_body_builder_t *b, const node_coded_form_t *form)
         return true;
     if (!vc_size_mul(b->n_blocks, n_heads_of(&b->dims), &tiles) || !vc_size_mul(tiles, form->bytes, &bytes))
         return false;
-    b->codes = vc_alloc_aligned(4096, bytes);
+    b->codes = node_alloc_huge(bytes);
     b->form = *form;
     return b->codes != NULL;
 }

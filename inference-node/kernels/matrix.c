@@ -85,7 +85,8 @@ static void pack_row(node_matrix_t *m, uint32_t out, const uint8_t *row)
     }
 }
 
-vc_status_t node_matrix_pack(node_matrix_t *m, uint32_t type, uint32_t n_in, uint32_t n_out, const uint8_t *const *rows)
+vc_status_t node_matrix_pack(node_matrix_t *m, uint32_t type, uint32_t n_in, uint32_t n_out, const uint8_t *const *rows,
+                             node_huge_pool_t *pool)
 {
     *m = (node_matrix_t){.type = type, .n_in = n_in, .n_out = n_out, .n_panels = (n_out + NODE_PANEL - 1) / NODE_PANEL};
     m->group_bytes = packed_group_bytes(type);
@@ -94,7 +95,7 @@ vc_status_t node_matrix_pack(node_matrix_t *m, uint32_t type, uint32_t n_in, uin
     size_t bytes;
     if (!vc_size_mul(m->panel_bytes, m->n_panels, &bytes) || !vc_size_add(bytes, 64, &bytes))
         return VC_ERR_NOMEM;
-    m->data = vc_alloc_aligned(64, bytes);
+    m->data = node_huge_pool_alloc(pool, bytes);
     if (m->data == NULL)
         return VC_ERR_NOMEM;
     if (n_out % NODE_PANEL != 0)
@@ -102,12 +103,6 @@ vc_status_t node_matrix_pack(node_matrix_t *m, uint32_t type, uint32_t n_in, uin
     for (uint32_t o = 0; o < n_out; o++)
         pack_row(m, o, rows[o]);
     return VC_OK;
-}
-
-void node_matrix_free(node_matrix_t *m)
-{
-    vc_free(m->data);
-    m->data = NULL;
 }
 
 static float half_at(const uint8_t *p)

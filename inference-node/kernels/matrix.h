@@ -18,6 +18,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kernels/huge.h"
 #include "vc/status.h"
 
 #define NODE_PANEL 16u
@@ -39,10 +40,10 @@ bool node_matrix_quantised(uint32_t type);
 /* Bytes of n_in weights of a row in the file's format; n_in is a multiple of 32 for quantised types. */
 size_t node_matrix_row_bytes(uint32_t type, uint32_t n_in);
 
-/* rows[o] points at the file's row of output o (this is where an order of rows is undone). NOMEM only. */
-vc_status_t node_matrix_pack(node_matrix_t *m, uint32_t type, uint32_t n_in, uint32_t n_out,
-                             const uint8_t *const *rows);
-void node_matrix_free(node_matrix_t *m);
+/* rows[o] points at the file's row of output o (this is where an order of rows is undone). The weights lie in the pool
+ * and are freed with it. NOMEM only. */
+vc_status_t node_matrix_pack(node_matrix_t *m, uint32_t type, uint32_t n_in, uint32_t n_out, const uint8_t *const *rows,
+                             node_huge_pool_t *pool);
 /* The weights of one panel as floats, the bits that node_matrix_unpack_row gives; outputs past n_out are zero. */
 void node_matrix_unpack_panel(const node_matrix_t *m, uint32_t panel, float *out /* [NODE_PANEL][n_in] */);
 

@@ -275,7 +275,7 @@ static vc_status_t pack_tensor(load_t *ld, const node_gguf_tensor_t *t, uint32_t
     size_t row_bytes = node_matrix_row_bytes(t->type, n_in);
     for (uint32_t o = 0; o < n_out; o++)
         rows[o] = (const uint8_t *)t->data + file_row(ld->w, o, interleaved) * row_bytes;
-    vc_status_t st = node_matrix_pack(m, t->type, n_in, n_out, rows);
+    vc_status_t st = node_matrix_pack(m, t->type, n_in, n_out, rows, &ld->w->pool);
     vc_free(rows);
     if (st != VC_OK)
         return vc_err_set(ld->err, st, "no memory for tensor %s", ld->name);
@@ -400,19 +400,13 @@ vc_status_t node_weights_load(node_weights_t *w, const node_gguf_t *gguf, vc_err
     return st;
 }
 
-static void free_matrix(node_matrix_t *m)
-{
-    vc_free((void *)m->bias);
-    node_matrix_free(m);
-}
-
 void node_weights_free(node_weights_t *w)
 {
     for (uint32_t i = 0; w->layers != NULL && i < w->n_layer; i++) {
         node_layer_t *l = &w->layers[i];
         node_matrix_t *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
         for (size_t j = 0; j < VC_ARRAY_LEN(all); j++)
-            free_matrix(all[j]);
+            vc_free((void *)all[j]->bias);
         vc_free(l->attn_norm);
         vc_free(l->ffn_norm);
         vc_free(l->q_norm);
@@ -421,6 +415,7 @@ void node_weights_free(node_weights_t *w)
     vc_free(w->layers);
     vc_free(w->out_norm);
     vc_free(w->rope_divisors);
-    free_matrix(&w->logits);
+    vc_free((void *)w->logits.bias);
+    node_huge_pool_free(&w->pool);
     *w = (node_weights_t){0};
 }

@@ -23,6 +23,7 @@ typedef struct node_weights {
     float *rope_divisors;
     node_layer_t *layers;
     float *out_norm;
+    node_huge_pool_t pool; /* of all matrices */
     node_matrix_t logits;
     const node_gguf_tensor_t *embedding; /* rows stay in the mapped file */
     uint64_t bytes;                      /* of the file's tensors in use */

@@ -237,6 +237,7 @@ static void random_row(uint32_t type, uint32_t n_in, uint8_t *row)
 
 typedef struct {
     node_matrix_t m;
+    node_huge_pool_t pool;
     uint8_t *file;
     float *plain; /* [n_out][n_in] */
     float *bias;
@@ -244,7 +245,7 @@ typedef struct {
 
 static matrix_t matrix_create(uint32_t type, uint32_t n_in, uint32_t n_out)
 {
-    matrix_t x;
+    matrix_t x = {0};
     size_t bytes = node_matrix_row_bytes(type, n_in);
     if (!node_matrix_quantised(type))
         bytes = (size_t)n_in * (type == NODE_W_F16 ? 2 : 4);
@@ -256,7 +257,7 @@ static matrix_t matrix_create(uint32_t type, uint32_t n_in, uint32_t n_out)
         rows[o] = x.file + o * bytes;
         node_matrix_unpack_row(type, rows[o], n_in, x.plain + (size_t)o * n_in);
     }
-    cr_assert_eq(node_matrix_pack(&x.m, type, n_in, n_out, rows), VC_OK);
+    cr_assert_eq(node_matrix_pack(&x.m, type, n_in, n_out, rows, &x.pool), VC_OK);
     x.bias = fill(n_out + 16, 1);
     x.m.bias = n_out % 2 ? x.bias : NULL;
     return x;
@@ -264,7 +265,7 @@ static matrix_t matrix_create(uint32_t type, uint32_t n_in, uint32_t n_out)
 
 static void matrix_free(matrix_t *x)
 {
-    node_matrix_free(&x->m);
+    node_huge_pool_free(&x->pool);
     vc_free(x->file), vc_free(x->plain), vc_free(x->bias);
 }
 
@@ -311,6 +312,25 @@ static void compare_linear(uint32_t type, uint32_t n_in, uint32_t n_out, uint32_
     matrix_free(&x);
 }
 
+Test(kernels, pieces_of_a_pool_do_not_overlap_whatever_their_size)
+{
+    static const size_t sizes[] = {1, 64, 65, 3u << 20, 40u << 20, 100, 31u << 20, 0, 5};
+    node_huge_pool_t pool = {0};
+    uint8_t *at[VC_ARRAY_LEN(sizes)];
+    for (size_t i = 0; i < VC_ARRAY_LEN(sizes); i++) {
+        at[i] = node_huge_pool_alloc(&pool, sizes[i]);
+        cr_assert(at[i] != NULL && (uintptr_t)at[i] % 64 == 0);
+        for (size_t j = 0; j < sizes[i]; j += sizes[i] < 4096 ? 1 : 4096)
+            at[i][j] = (uint8_t)(i + 1);
+    }
+    for (size_t i = 0; i < VC_ARRAY_LEN(sizes); i++)
+        for (size_t j = 0; j < sizes[i]; j += sizes[i] < 4096 ? 1 : 4096)
+            cr_assert_eq(at[i][j], i + 1);
+    cr_assert_null(node_huge_pool_alloc(&pool, SIZE_MAX - 8));
+    node_huge_pool_free(&pool);
+    cr_assert_null(pool.slabs);
+}
+
 Test(kernels, an_unpacked_panel_is_the_rows_of_the_file)
 {
     for (size_t t = 0; t < VC_ARRAY_LEN(types); t++) {
@@ -355,7 +375,8 @@ Test(kernels, the_largest_codes_and_activations_do_not_overflow)
             memset(file + 2, 0, 2);
         const uint8_t *rows[1] = {file};
         node_matrix_t m;
-        cr_assert_eq(node_matrix_pack(&m, types[k], 32, 1, rows), VC_OK);
+        node_huge_pool_t pool = {0};
+        cr_assert_eq(node_matrix_pack(&m, types[k], 32, 1, rows, &pool), VC_OK);
         node_acts_t a = acts_create(32, 1, 1);
         for (int i = 0; i < 32; i++)
             a.x[i] = 32767.0f;
@@ -367,7 +388,7 @@ Test(kernels, the_largest_codes_and_activations_do_not_overflow)
             cr_assert(fabs((double)out / (32 * 32767.0 * code) - 1) < 1e-6, "%s: %g", list[t]->name, (double)out);
         }
         acts_free(&a);
-        node_matrix_free(&m);
+        node_huge_pool_free(&pool);
     }
 }
 
