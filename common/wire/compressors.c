@@ -53,7 +53,7 @@ static const vc_compressor_param_t expected_attention_params[] = {
 static const vc_compressor_param_t kvzip_params[] = {
     {"keep", "0.3", NULL, true, 0, 1, "share of the rows that is kept"},
     {"plus", "yes", "no,yes", false, 0, 0, "attention weights times the size of what the value adds"},
-    {"budget", "layer", "head,layer,global", false, 0, 0, "over what keep is shared out"},
+    {"budget", "global", "head,layer,global", false, 0, 0, "over what keep is shared out"},
     {"chunk", "1024", NULL, false, 64, 32768, "tokens that one replay repeats, a multiple of 64"},
 };
 static const vc_compressor_param_t rotatekv_params[] = {

@@ -14,7 +14,7 @@
 static const node_param_t kvzip_params[] = {
     {"keep", NODE_PARAM_REAL, offsetof(node_spec_t, keep), 0, 1, 0.3, NULL},
     {"plus", NODE_PARAM_CHOICE, offsetof(node_spec_t, plus), 0, 0, 1, "no,yes"},
-    {"budget", NODE_PARAM_CHOICE, offsetof(node_spec_t, budget), 0, 0, NODE_BUDGET_LAYER, "head,layer,global"},
+    {"budget", NODE_PARAM_CHOICE, offsetof(node_spec_t, budget), 0, 0, NODE_BUDGET_GLOBAL, "head,layer,global"},
     {"chunk", NODE_PARAM_UINT, offsetof(node_spec_t, chunk), NODE_TILE, 32768, 1024, NULL},
 };
 
@@ -64,7 +64,7 @@ static vc_status_t kvzip_plan(const node_spec_t *spec, const node_compress_in_t 
 
 const node_codec_ops_t node_codec_kvzip = {
     .name = "kvzip",
-    .params_help = "keep=0.3 plus=yes (no, yes) budget=layer (head, layer, global) chunk=1024 (multiple of 64)",
+    .params_help = "keep=0.3 plus=yes (no, yes) budget=global (head, layer, global) chunk=1024 (multiple of 64)",
     .kind = VC_KVREC_DROPPER,
     .parse = kvzip_parse,
     .bits = node_dropper_bits,
