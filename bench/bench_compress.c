@@ -7,6 +7,7 @@
  *   --part attention|acceptance|all
  *   --model FILE (else VERICACHE_MODEL), --threads N, --calibration DIR (blobs, made where missing)
  *   --compressors LIST separated by ';' (else all), --texts NAMES, --text-dir DIR
+ *   --load pages: keys stored before RoPE become f16 pages instead of 8-bit codes
  *   --times no (on a busy machine: acceptance and bytes do not depend on it)
  *   --prefix N or N;M tokens, ascending; --forced N tokens
  *   --out DIR for compress.csv and compress.svg (bench/results; a temporary one with --quick)

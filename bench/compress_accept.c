@@ -121,8 +121,7 @@ static void measure(compress_run_t *run, uint32_t t, uint32_t p)
     for (uint32_t i = 0; i < run->n_specs; i++) {
         compress_spec_t *s = &run->specs[i];
         compress_made_t made;
-        compress_make(run, &s->spec, &full, text->prefix, c.n_prefix / NODE_TILE, node_watches_state(watches, i),
-                      &made);
+        compress_make(run, s, &full, text->prefix, c.n_prefix / NODE_TILE, node_watches_state(watches, i), &made);
         compress_tally_t tally = {
             .tokens = c.n_prefix, .wire_bytes = made.wire_bytes, .memory_bytes = made.memory_bytes};
         choose_all(&c, made.body, got);

@@ -31,6 +31,7 @@ typedef struct {
 
 typedef struct {
     node_spec_t spec;
+    node_load_t load;           /* of methods that store keys before RoPE */
     const char *series, *label; /* for the plot: points of one series are joined */
     char asked[VC_SPEC_TEXT_MAX];
     compress_tally_t at[COMPRESS_TEXTS][COMPRESS_PREFIXES], sum[COMPRESS_PREFIXES], all;
@@ -70,7 +71,7 @@ typedef struct {
     uint64_t memory_bytes;
     double compress_s, load_s;
 } compress_made_t;
-void compress_make(compress_run_t *run, const node_spec_t *spec, const node_kv_t *full, const uint32_t *tokens,
+void compress_make(compress_run_t *run, const compress_spec_t *s, const node_kv_t *full, const uint32_t *tokens,
                    uint32_t n_blocks, void *watched, compress_made_t *made);
 
 void compress_acceptance(compress_run_t *run); /* fills at, sum, all */

@@ -44,6 +44,8 @@ static const struct {
     {"RotateKV", "4", "rotatekv:bits=4", true},
     {"RotateKV", "3", "rotatekv:bits=3", false},
     {"RotateKV", "2", "rotatekv:bits=2", false},
+    {"RotateKV, f16 body", "4", "rotatekv:bits=4", false},
+    {"KVQuant, f16 body", "4", "kvquant:bits=4", false},
     {"rot", "8", "rot:bits=8", false},
     {"rot", "4", "rot:bits=4", true},
     {"rot", "3", "rot:bits=3", false},
@@ -180,7 +182,9 @@ static void add(compress_run_t *run, const char *series, const char *label, cons
     share_replay(&s->spec);
     s->series = series;
     s->label = label;
-    snprintf(s->asked, sizeof s->asked, "%s", text);
+    bool as_f16 = strstr(series, "f16") != NULL || strcmp(bench_option("load", "codes"), "pages") == 0;
+    s->load = as_f16 ? NODE_LOAD_PAGES : NODE_LOAD_CODES;
+    snprintf(s->asked, sizeof s->asked, "%s%s", text, as_f16 ? " (f16 body)" : "");
     run->n_specs++;
 }
 

@@ -41,9 +41,10 @@ static void add_exact(const node_spec_t *spec, const node_kv_t *full, uint32_t n
     }
 }
 
-void compress_make(compress_run_t *run, const node_spec_t *spec, const node_kv_t *full, const uint32_t *tokens,
+void compress_make(compress_run_t *run, const compress_spec_t *s, const node_kv_t *full, const uint32_t *tokens,
                    uint32_t n_blocks, void *watched, compress_made_t *made)
 {
+    const node_spec_t *spec = &s->spec;
     const node_model_info_t *info = node_engine_info(run->node->engine);
     node_compress_in_t in = {.model = info, .kv = full, .tokens = tokens, .n_blocks = n_blocks, .watched = watched};
     sink_t sink = {.made = made};
@@ -53,6 +54,7 @@ void compress_make(compress_run_t *run, const node_spec_t *spec, const node_kv_t
     if (replays)
         in.replay = &replay;
     OK(node_body_begin(spec, info, n_blocks, &sink.builder, &compress_err));
+    node_body_set_load(sink.builder, s->load);
     double t0 = bench_now_s();
     OK(node_compress(spec, &in, add_record, &sink, &compress_err));
     made->compress_s = bench_now_s() - t0 - made->load_s;
@@ -141,7 +143,7 @@ static void time_spec(compress_run_t *run, uint32_t i, const compress_text_t *te
     compress_made_t made;
     if (s->spec.ops->watch)
         s->watch_s = before ? before->watch_s : prefill_alone(run, text, n, &s->spec) - run->prefill_s;
-    compress_make(run, &s->spec, full, text->prefix, n / NODE_TILE, watched, &made);
+    compress_make(run, s, full, text->prefix, n / NODE_TILE, watched, &made);
     s->compress_s = made.compress_s;
     s->load_s = made.load_s;
     s->step_vs_full = step_ratio(run, full, made.body, n, text->forced[run->n_prefixes - 1][0]);
