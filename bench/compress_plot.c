@@ -117,15 +117,16 @@ static void line(const plot_t *p, const compress_run_t *run, const uint32_t *lis
     fprintf(p->f, "' %s/>\n", style);
 }
 
-/* Circles, squares, diamonds, in turn. */
+/* Circles, squares, diamonds, in turn, and in another order once all colours were used. */
 static void mark(const plot_t *p, double x, double y, uint32_t s)
 {
     const char *c = colours[s % VC_ARRAY_LEN(colours)];
-    if (s % 3 == 0)
+    const uint32_t shape = (s + s / (uint32_t)VC_ARRAY_LEN(colours)) % 3;
+    if (shape == 0)
         fprintf(p->f, "<circle cx='%.1f' cy='%.1f' r='4.5' fill='%s'/>\n", x, y, c);
     else
         fprintf(p->f, "<rect x='%.1f' y='%.1f' width='8' height='8' fill='%s' transform='rotate(%d %.1f %.1f)'/>\n",
-                x - 4, y - 4, c, s % 3 == 1 ? 0 : 45, x, y);
+                x - 4, y - 4, c, shape == 1 ? 0 : 45, x, y);
 }
 
 /* Beside its point, on the side where no earlier one is. */
