@@ -72,9 +72,9 @@ VCACHE_API vcache_status_t vcache_lookup(vcache_client_t *client, const uint8_t 
                                          vcache_error_t *err);
 /*
  * The same of a chain that is known by its tip (32 bytes, as vcache_prefixes gives it) alone: all its blocks up to a
- * block of fids[0]. Nothing is found when one of them is absent from that column. For maintenance, such as making another
- * copy: the server counts it neither as a use nor as a hit. The records of a lease come with their tokens; only these
- * show that the chain is what was asked for.
+ * block of fids[0]. Nothing is found when one of them is absent from that column. For maintenance, such as making
+ * another copy: the server counts it neither as a use nor as a hit. The records of a lease come with their tokens; only
+ * these show that the chain is what was asked for.
  */
 VCACHE_API vcache_status_t vcache_lookup_tip(vcache_client_t *client, const uint8_t *keyspace, size_t keyspace_len,
                                              const uint8_t *tip, const vcache_fidelity_t *fids, uint32_t n_fid,
