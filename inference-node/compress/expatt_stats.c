@@ -16,13 +16,7 @@ const node_expatt_ops_t *node_expatt_ops(node_ops_level_t level)
     return &node_expatt_scalar;
 }
 
-const node_expatt_ops_t *node_expatt_ops_best(void)
-{
-    const node_expatt_ops_t *ops = node_expatt_ops(NODE_OPS_AVX512);
-    if (ops == NULL)
-        ops = node_expatt_ops(NODE_OPS_AVX2);
-    return ops ? ops : &node_expatt_scalar;
-}
+const node_expatt_ops_t *node_expatt_ops_best(void) { return node_expatt_ops(node_ops_best_level()); }
 
 /* ---- the state ---- */
 

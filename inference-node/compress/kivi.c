@@ -110,12 +110,7 @@ node_kivi_quantise_fn node_kivi_quantise(node_ops_level_t level)
 /* Heads narrower than a vector go one number at a time. */
 static node_kivi_quantise_fn best_quantise(uint32_t group)
 {
-    if (group % 16 != 0)
-        return node_kivi_quantise_plain;
-    node_kivi_quantise_fn fn = node_kivi_quantise(NODE_OPS_AVX512);
-    if (fn == NULL)
-        fn = node_kivi_quantise(NODE_OPS_AVX2);
-    return fn ? fn : node_kivi_quantise_plain;
+    return group % 16 != 0 ? node_kivi_quantise_plain : node_kivi_quantise(node_ops_best_level());
 }
 
 static void encode_matrix(const matrix_t *m, node_kivi_quantise_fn quantise, const uint16_t *x, uint8_t *codes)

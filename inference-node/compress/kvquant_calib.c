@@ -192,12 +192,6 @@ static void gather(maker_t *m, uint32_t layer)
     }
 }
 
-static int ascending(const void *a, const void *b)
-{
-    const float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
-
 static float *layer_at(const maker_t *m, uint32_t set, uint32_t layer)
 {
     return (float *)(void *)(m->payload + HEAD_BYTES + 8 * m->n_sets) +
@@ -208,7 +202,7 @@ static void find_thresholds(maker_t *m, uint32_t layer)
 {
     for (uint32_t ch = 0; ch < m->channels; ch++) {
         memcpy(m->sorted, m->keys + (size_t)ch * m->n_rows, m->n_rows * sizeof(float));
-        qsort(m->sorted, m->n_rows, sizeof(float), ascending);
+        qsort(m->sorted, m->n_rows, sizeof(float), node_kvquant_ascending);
         for (uint32_t s = 0; s < m->n_sets; s++) {
             float *x = layer_at(m, s, layer);
             node_kvquant_thresholds(m->sorted, m->n_rows, m->shares[s], &x[ch], &x[m->channels + ch]);

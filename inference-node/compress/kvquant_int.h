@@ -37,6 +37,7 @@ void node_kvquant_mids(const float *levels, uint32_t n, float *mids);
 /* Levels of NormalFloat, 2^bits of them. */
 const float *node_kvquant_nf(uint32_t bits);
 
+int node_kvquant_ascending(const void *a, const void *b); /* for qsort of floats */
 /* Thresholds of one channel from its ascending numbers; outliers 0: the extremes. */
 void node_kvquant_thresholds(const float *sorted, uint32_t n, double outliers, float *upper_p, float *lower_p);
 

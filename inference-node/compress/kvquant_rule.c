@@ -15,13 +15,7 @@ const node_kvquant_ops_t *node_kvquant_ops(node_ops_level_t level)
     return &node_kvquant_scalar;
 }
 
-const node_kvquant_ops_t *node_kvquant_ops_best(void)
-{
-    const node_kvquant_ops_t *ops = node_kvquant_ops(NODE_OPS_AVX512);
-    if (ops == NULL)
-        ops = node_kvquant_ops(NODE_OPS_AVX2);
-    return ops ? ops : &node_kvquant_scalar;
-}
+const node_kvquant_ops_t *node_kvquant_ops_best(void) { return node_kvquant_ops(node_ops_best_level()); }
 
 void node_kvquant_mids(const float *levels, uint32_t n, float *mids)
 {
@@ -60,7 +54,7 @@ static float kth(const float *x, uint32_t n, uint32_t k, float sign, float *best
     return sign * best[k];
 }
 
-static int ascending(const void *a, const void *b)
+int node_kvquant_ascending(const void *a, const void *b)
 {
     const float x = *(const float *)a, y = *(const float *)b;
     return (x > y) - (x < y);
@@ -90,7 +84,7 @@ uint32_t node_kvquant_value_row(const float *x, uint32_t n, double outliers, flo
     const uint32_t middle = (n - 1) / 2;
     if (n_low > middle || n_high >= n - middle) { /* the median is an outlier, and counts all the same */
         memcpy(scratch, x, n * sizeof(*x));
-        qsort(scratch, n, sizeof(*scratch), ascending);
+        qsort(scratch, n, sizeof(*scratch), node_kvquant_ascending);
         top = scratch[middle] > top ? scratch[middle] : top;
         bottom = scratch[middle] < bottom ? scratch[middle] : bottom;
     }

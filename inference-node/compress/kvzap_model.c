@@ -13,13 +13,7 @@ const node_kvzap_ops_t *node_kvzap_ops(node_ops_level_t level)
     return node_ops_get(level) != NULL ? tables[level] : NULL;
 }
 
-const node_kvzap_ops_t *node_kvzap_ops_best(void)
-{
-    node_ops_level_t level = NODE_OPS_AVX512;
-    while (level > NODE_OPS_SCALAR && node_ops_get(level) == NULL)
-        level--;
-    return node_kvzap_ops(level);
-}
+const node_kvzap_ops_t *node_kvzap_ops_best(void) { return node_kvzap_ops(node_ops_best_level()); }
 
 /* Floats of one layer; false when no size_t holds them. */
 static bool layer_floats(node_kvzap_kind_t kind, uint32_t n_kv_head, uint32_t d_model, uint32_t hidden, size_t *n_p)

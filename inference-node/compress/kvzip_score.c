@@ -22,13 +22,7 @@ const node_kvzip_ops_t *node_kvzip_ops(node_ops_level_t level)
     return &node_kvzip_scalar;
 }
 
-const node_kvzip_ops_t *node_kvzip_ops_best(void)
-{
-    const node_kvzip_ops_t *ops = node_kvzip_ops(NODE_OPS_AVX512);
-    if (ops == NULL)
-        ops = node_kvzip_ops(NODE_OPS_AVX2);
-    return ops ? ops : &node_kvzip_scalar;
-}
+const node_kvzip_ops_t *node_kvzip_ops_best(void) { return node_kvzip_ops(node_ops_best_level()); }
 
 static uint32_t blocks_of(uint32_t n) { return n / NODE_TILE + (n % NODE_TILE != 0); }
 

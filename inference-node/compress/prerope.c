@@ -46,9 +46,7 @@ node_prerope_t *node_prerope_create_level(const node_model_info_t *model, node_o
 
 node_prerope_t *node_prerope_create(const node_model_info_t *model)
 {
-    if (node_ops_get(NODE_OPS_AVX512))
-        return node_prerope_create_level(model, NODE_OPS_AVX512);
-    return node_prerope_create_level(model, node_ops_get(NODE_OPS_AVX2) ? NODE_OPS_AVX2 : NODE_OPS_SCALAR);
+    return node_prerope_create_level(model, node_ops_best_level());
 }
 
 node_ops_level_t node_prerope_level(const node_prerope_t *p) { return p->level; }

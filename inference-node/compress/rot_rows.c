@@ -29,13 +29,7 @@ node_rot_quantise_fn node_rot_quantise(node_ops_level_t level)
     return node_rot_quantise_scalar;
 }
 
-node_rot_quantise_fn node_rot_quantise_best(void)
-{
-    node_rot_quantise_fn fn = node_rot_quantise(NODE_OPS_AVX512);
-    if (fn == NULL)
-        fn = node_rot_quantise(NODE_OPS_AVX2);
-    return fn ? fn : node_rot_quantise_scalar;
-}
+node_rot_quantise_fn node_rot_quantise_best(void) { return node_rot_quantise(node_ops_best_level()); }
 
 /* Kept rows of one matrix, x [dim][NODE_TILE]; returns the first byte after them. */
 static uint8_t *encode_matrix(const node_rot_rows_t *s, node_rot_quantise_fn quantise, const uint16_t *x, uint64_t kept,

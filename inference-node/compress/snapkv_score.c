@@ -17,13 +17,7 @@ const node_snapkv_ops_t *node_snapkv_ops(node_ops_level_t level)
     return &node_snapkv_scalar;
 }
 
-const node_snapkv_ops_t *node_snapkv_ops_best(void)
-{
-    const node_snapkv_ops_t *ops = node_snapkv_ops(NODE_OPS_AVX512);
-    if (ops == NULL)
-        ops = node_snapkv_ops(NODE_OPS_AVX2);
-    return ops ? ops : &node_snapkv_scalar;
-}
+const node_snapkv_ops_t *node_snapkv_ops_best(void) { return node_snapkv_ops(node_ops_best_level()); }
 
 /* out[i] += pooled in[i] for a run of n places with nothing beyond its ends: zeros for the average, which divides by
  * the kernel there too, and no candidates for the maximum. */

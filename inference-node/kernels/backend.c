@@ -32,6 +32,11 @@ const node_ops_t *node_ops_get(node_ops_level_t level)
     return NULL;
 }
 
+node_ops_level_t node_ops_best_level(void)
+{
+    return has_avx512() ? NODE_OPS_AVX512 : has_avx2() ? NODE_OPS_AVX2 : NODE_OPS_SCALAR;
+}
+
 uint32_t node_fp_mode_set_default(void)
 {
     uint32_t before = _mm_getcsr();
