@@ -3,8 +3,8 @@
  *
  * What a block becomes:
  *   exact page            its own tile in every (layer, head), used in place (the body holds a reference)
- *   quantiser's record    a page of the builder that the method decoded into, or coded tiles as kernels/coded.h has
- * them: one tile in every (layer, head)
+ *   quantiser's record    one tile in every (layer, head): of a page of the builder that the method decoded into, or
+ *                         coded as kernels/coded.h has it
  *   dropper's record      kept rows, f16 or quantised; neighbouring blocks are packed per (layer, head) into dense
  *                         tiles of NODE_TILE rows in ascending position (pack.h), the last one partly filled
  *

@@ -104,12 +104,9 @@ vc_status_t node_body_put_tile(node_body_builder_t *b, uint32_t block, uint32_t 
                                const uint16_t *v, vc_err_t *err);
 
 /* ---- the methods ---- */
-extern const node_codec_ops_t node_codec_kvquant;
-extern const node_codec_ops_t node_codec_kvzap;
-extern const node_codec_ops_t node_codec_expected_attention;
-extern const node_codec_ops_t node_codec_none, node_codec_noise, node_codec_snapkv, node_codec_kivi, node_codec_rot;
-extern const node_codec_ops_t node_codec_kvzip;
-extern const node_codec_ops_t node_codec_rotatekv;
+extern const node_codec_ops_t node_codec_none, node_codec_noise;
+extern const node_codec_ops_t node_codec_snapkv, node_codec_expected_attention, node_codec_kvzip, node_codec_kvzap;
+extern const node_codec_ops_t node_codec_kivi, node_codec_kvquant, node_codec_rotatekv, node_codec_rot;
 
 static inline uint32_t node_codec_no_need(const node_spec_t *spec)
 {

@@ -16,7 +16,7 @@ typedef struct node_kvquant_texts {
     uint32_t n, n_rows;
     node_kv_t *kv;       /* [n] */
     float **queries;     /* [n] -> [n_layer][n_queries][n_head][head_dim], after RoPE */
-    uint32_t *n_queries; /* [n]; query j is at the position node_kvquant_query_at(j, n_tokens) */
+    uint32_t *n_queries; /* [n]; one query in 16 tokens, the last token's among them */
     uint32_t longest;    /* tokens */
     float *cos, *sin;    /* [longest][rope_dims / 2] */
 } node_kvquant_texts_t;

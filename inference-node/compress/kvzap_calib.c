@@ -330,7 +330,7 @@ static void note_layer(const trainer_t *t, uint32_t layer)
     int used = snprintf(line, sizeof(line), "layer %u: alpha %g, R2", layer, l->alpha);
     bool low = false;
     for (uint32_t h = 0; h < t->info->n_kv_head && used < 340; h++) {
-        used += snprintf(line + used, sizeof(line) - (size_t)used, " %.3f", l->r2[h]);
+        used += snprintf(line + used, sizeof(line) - (size_t)used, " %.3f", VC_MAX(l->r2[h], -99.0));
         low |= l->r2[h] < R2_LEAST;
     }
     if (low)

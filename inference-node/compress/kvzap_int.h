@@ -3,9 +3,9 @@
  * from the method so that each can be held to reference numbers by itself.
  *
  * Payload of a blob, little-endian, H = n_kv_head, D = d_model:
- *   4  kind (node_kvzap_kind_t)      4  M, hidden units (0 unless MLP)      4  quantiles (NODE_KVZAP_QUANTILES)      4
- * 0 per layer, f32   RIDGE: W [H][D], b [H]      MLP: W1 [M][D], b1 [M], W2 [H][M], b2 [H] f32 quantiles of f over
- * texts, layers and heads, ascending: the first is the least f seen, the last the greatest
+ *   4 x u32       kind (node_kvzap_kind_t); M, hidden units (0 unless MLP); NODE_KVZAP_QUANTILES; 0
+ *   layers, f32   RIDGE: W [H][D], b [H]; MLP: W1 [M][D], b1 [M], W2 [H][M], b2 [H]
+ *   f32           quantiles of f over texts, layers and heads, ascending: the first is the least f seen
  */
 #ifndef NODE_KVZAP_INT_H
 #define NODE_KVZAP_INT_H

@@ -50,7 +50,7 @@ static uint64_t nth_key(uint64_t *keys, size_t n, size_t nth)
                 break;
             swap_keys(&keys[i++], &keys[j--]);
         }
-        /* keys are different, so j < i, and everything up to j is below or is the pivot */
+        /* keys are different: everything up to j is below or is the pivot, and hi, above it, is not among that */
         if (nth <= j)
             hi = j;
         else

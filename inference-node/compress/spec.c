@@ -122,7 +122,6 @@ static vc_status_t set_value(node_spec_t *spec, const char *method, const node_p
             return vc_err_set(err, VC_ERR_INVALID, "compressor %s: %s=%s is not a number %s %g and at most %g", method,
                               p->name, text, p->lo == NODE_PARAM_FROM_ZERO ? "from" : "above",
                               p->lo == NODE_PARAM_FROM_ZERO ? 0.0 : p->lo, p->hi);
-        real += 0.0; /* one zero */
         real += 0.0; /* never -0, which has another text */
         break;
     case NODE_PARAM_UINT64:

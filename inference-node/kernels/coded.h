@@ -11,9 +11,11 @@
  *   8 bits  unit i                    2 bits  bits 2 (i % 4) of unit i / 4
  *   4 bits  nibble i % 2 of unit i/2  3 bits  as 2 bits, and bit i of unit 2 above them
  * K: strips [32 channels][16 tokens], lane = token, vector i = channels 4 i ...; the last strip of a head that 32 does
- *    not divide is half empty. Then scales and minima, f16: [group][64 tokens], or by channel [group of
- * tokens][channel]. V: strips [16 channels][32 tokens], lane = channel, vector i = tokens 4 i ...; then scales and
- * minima [group][64 tokens] f16. A tile of fewer rows has zeros in the places of the others.
+ *    not divide is half empty. Then scales and minima, f16: rotated [group][64 tokens], by channel
+ *    [64 / key_tokens][channel].
+ * V: strips [16 channels][32 tokens], lane = channel, vector i = tokens 4 i ...; then scales and minima, f16, [group]
+ *    [64 tokens].
+ * A tile of fewer rows has zeros in the places of the others.
  */
 #ifndef NODE_CODED_H
 #define NODE_CODED_H

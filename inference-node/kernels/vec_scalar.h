@@ -62,12 +62,12 @@ static inline v16 v16_neg(v16 a)
     V16_EACH a.f[i] = -a.f[i];
     return a;
 }
-/* a > b ? a : b, so a NaN in a never wins */
 static inline v16 v16_round(v16 x)
 {
     V16_EACH x.f[i] = node_round(x.f[i]);
     return x;
 }
+/* a > b ? a : b, so a NaN in a never wins */
 static inline v16 v16_max(v16 a, v16 b)
 {
     V16_EACH a.f[i] = a.f[i] > b.f[i] ? a.f[i] : b.f[i];

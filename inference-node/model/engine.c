@@ -254,6 +254,7 @@ uint64_t node_engine_saturations(const node_engine_t *eng)
     return atomic_load_explicit(&((node_engine_t *)eng)->saturations, memory_order_relaxed);
 }
 
+uint32_t node_engine_n_threads(const node_engine_t *eng) { return eng->n_threads; }
 uint32_t node_engine_max_rows(const node_engine_t *eng) { return eng->max_rows; }
 
 typedef struct {

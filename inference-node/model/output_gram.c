@@ -5,8 +5,6 @@
 #include "model/engine_int.h"
 #include "vc/mem.h"
 
-uint32_t node_engine_n_threads(const node_engine_t *eng) { return eng->n_threads; }
-
 /* Products of floats are exact in double, so only the sums round, in the order of the outputs. Columns from the row's
  * own on: the rest is the same. */
 static void add_output(const float *w, uint32_t n_head, uint32_t dim, double *sum)
