@@ -4,10 +4,11 @@
 
 #include "compress/calib.h"
 #include "compress/expatt_int.h"
+#include "compress/passes.h"
 #include "vc/bytes.h"
 #include "vc/mem.h"
 
-enum { PAYLOAD_HEAD = 64, PASS_ROWS = 256 };
+enum { PAYLOAD_HEAD = 64 };
 
 static size_t head_floats(const node_model_info_t *m) { return ((size_t)m->head_dim + 1) * m->head_dim; }
 
@@ -85,17 +86,10 @@ static vc_status_t read_text(reader_t *r, uint32_t sinks, const uint32_t *tokens
     if (st != VC_OK)
         return vc_err_set(err, st, "no memory for the KV of %u tokens", n);
     node_expatt_stats_next(r->stats, sinks, n);
-    while (st == VC_OK && kv.n_tokens < n) {
-        uint32_t rows = VC_MIN(PASS_ROWS, n - kv.n_tokens);
-        if (replay->enter != NULL)
-            replay->enter(replay->arg);
-        st = node_prefill(replay->engine, &kv, tokens + kv.n_tokens, rows, NULL, &capture, err);
-        if (replay->leave != NULL)
-            replay->leave(replay->arg);
-        r->done += rows;
-        if (replay->progress != NULL)
-            replay->progress(replay->arg, r->done, r->total);
-    }
+    st = node_passes_run(replay, &kv, tokens, n, &capture, err);
+    r->done += n;
+    if (replay->progress != NULL)
+        replay->progress(replay->arg, r->done, r->total);
     node_kv_fini(&kv);
     return st;
 }

@@ -1,12 +1,12 @@
 /* Texts with their KV and queries; local sensitivity, a tile of keys at a time against the kept queries of a head. */
 #include "compress/kvquant_local.h"
 
+#include "compress/passes.h"
 #include "compress/snapkv_int.h"
 #include "model/rope.h"
 #include "vc/mem.h"
 
 #define QUERY_STRIDE 16u /* one query in so many tokens speaks for all: errors average over keys and texts */
-#define PASS_TOKENS 256u
 
 static uint32_t query_at(uint32_t j, uint32_t n_tokens)
 {
@@ -56,22 +56,6 @@ static void keep_query(void *arg, node_capture_kind_t kind, uint32_t layer, uint
         memcpy(k->queries + ((size_t)layer * k->n_queries + j) * width, values, width * sizeof(float));
 }
 
-static vc_status_t read_text(node_kv_t *kv, keeper_t *keeper, const node_replay_t *replay, const uint32_t *tokens,
-                             uint32_t n, vc_err_t *err)
-{
-    const node_capture_t capture = {.kinds = NODE_CAP_Q, .fn = keep_query, .arg = keeper};
-    vc_status_t st = VC_OK;
-    while (st == VC_OK && kv->n_tokens < n) {
-        uint32_t m = VC_MIN(PASS_TOKENS, n - kv->n_tokens);
-        if (replay->enter)
-            replay->enter(replay->arg);
-        st = node_prefill(replay->engine, kv, tokens + kv->n_tokens, m, NULL, &capture, err);
-        if (replay->leave)
-            replay->leave(replay->arg);
-    }
-    return st;
-}
-
 /* Angles of positions [0, n); kept while they reach. */
 static vc_status_t make_angles(node_kvquant_texts_t *t, uint32_t n, vc_err_t *err)
 {
@@ -110,7 +94,8 @@ vc_status_t node_kvquant_texts_add(node_kvquant_texts_t *t, const node_replay_t 
     t->n_queries[t->n] = n_queries;
     t->n++; /* from here on freed with the rest */
     t->n_rows += n_tokens - t->sinks;
-    return read_text(&t->kv[t->n - 1], &keeper, replay, tokens, n_tokens, err);
+    const node_capture_t capture = {.kinds = NODE_CAP_Q, .fn = keep_query, .arg = &keeper};
+    return node_passes_run(replay, &t->kv[t->n - 1], tokens, n_tokens, &capture, err);
 }
 
 /* ---- sensitivity ---- */

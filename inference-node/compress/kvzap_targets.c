@@ -7,11 +7,11 @@
 #include <string.h>
 
 #include "compress/kvzap_int.h"
+#include "compress/passes.h"
 #include "compress/snapkv_int.h"
 #include "kernels/numerics.h"
 #include "vc/mem.h"
 
-#define CHUNK_TOKENS 256u /* the engine is free for others between passes of this size */
 #define QUERY_ROWS 8u
 #define LEAST_TARGET 1e-12f /* attention can underflow, and the logarithm of zero would ruin the fit */
 
@@ -43,22 +43,6 @@ static void on_row(void *arg, node_capture_kind_t kind, uint32_t layer, uint32_t
     }
 }
 
-static vc_status_t run(node_kvzap_piece_t *piece, const node_replay_t *replay, const uint32_t *tokens, uint32_t n,
-                       vc_err_t *err)
-{
-    const node_capture_t capture = {NODE_CAP_X | NODE_CAP_Q, on_row, piece};
-    vc_status_t st = VC_OK;
-    for (uint32_t done = 0; st == VC_OK && done < n; done += CHUNK_TOKENS) {
-        if (replay->enter != NULL)
-            replay->enter(replay->arg);
-        st = node_prefill(replay->engine, &piece->kv, tokens + done, VC_MIN(CHUNK_TOKENS, n - done), NULL, &capture,
-                          err);
-        if (replay->leave != NULL)
-            replay->leave(replay->arg);
-    }
-    return st;
-}
-
 static float *floats(size_t a, size_t b, size_t c)
 {
     size_t n;
@@ -80,12 +64,13 @@ vc_status_t node_kvzap_piece_run(node_kvzap_piece_t *piece, const node_replay_t 
     vc_status_t st = node_kv_init(&piece->kv, &dims, NULL);
     if (st != VC_OK || piece->x == NULL || piece->q == NULL || piece->inv_len == NULL || piece->y == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "no memory to calibrate on a text of %u tokens", n);
-    st = run(piece, replay, text, n, err);
+    const node_capture_t capture = {NODE_CAP_X | NODE_CAP_Q, on_row, piece};
+    st = node_passes_run(replay, &piece->kv, text, n, &capture, err);
     if (st == VC_OK)
-        st = run(piece, replay, replay->first, replay->n_first, err);
+        st = node_passes_run(replay, &piece->kv, replay->first, replay->n_first, &capture, err);
     if (st == VC_OK)
-        st = run(piece, replay, replay->suffix, replay->n_suffix, err);
-    return st == VC_OK ? run(piece, replay, text, n, err) : st;
+        st = node_passes_run(replay, &piece->kv, replay->suffix, replay->n_suffix, &capture, err);
+    return st == VC_OK ? node_passes_run(replay, &piece->kv, text, n, &capture, err) : st;
 }
 
 void node_kvzap_piece_free(node_kvzap_piece_t *piece)

@@ -9,6 +9,7 @@
 #include <math.h>
 
 #include "compress/kvzip_int.h"
+#include "compress/passes.h"
 #include "kernels/numerics.h"
 #include "vc/mem.h"
 
@@ -141,15 +142,9 @@ static vc_status_t run_pass(replay_t *r, vc_err_t *err)
 
 static vc_status_t open_session(replay_t *r, vc_err_t *err)
 {
-    vc_status_t st = node_kv_init(&r->kv, &r->in->kv->dims, NULL);
-    for (uint32_t b = 0; st == VC_OK && b < r->n_tokens / NODE_TILE; b++) {
-        node_page_t *page = node_page_get(node_kv_page_at(r->in->kv, b));
-        st = node_kv_append_page(&r->kv, page);
-        if (st != VC_OK)
-            node_page_put(page);
-    }
+    vc_status_t st = node_passes_share(r->in->kv, r->n_tokens / NODE_TILE, &r->kv, err);
     if (st != VC_OK)
-        return vc_err_set(err, st, "no memory for a replay of %u tokens", r->n_tokens);
+        return st;
     if (r->kv.n_tokens != r->n_tokens) /* a replay over an empty cache gives scores too, and they mean nothing */
         return vc_err_set(err, VC_ERR_INVALID, "kvzip: the replay sees %u tokens of a context of %u", r->kv.n_tokens,
                           r->n_tokens);

@@ -6,11 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "compress/passes.h"
 #include "compress/rotatekv_int.h"
 #include "vc/bytes.h"
 #include "vc/mem.h"
-
-#define PASS_ROWS 256u /* tokens of one pass, between which others may use the engine */
 
 void node_rkv_sum(const float *x, uint32_t n, double *sums)
 {
@@ -109,13 +108,7 @@ static vc_status_t add_text(maker_t *m, const uint32_t *tokens, uint32_t n, vc_e
     vc_status_t st = node_kv_init(&kv, &dims, NULL);
     if (st != VC_OK)
         return vc_err_set(err, st, "no memory for the KV of a calibration text");
-    for (uint32_t at = 0; st == VC_OK && at < n; at += PASS_ROWS) {
-        if (r->enter)
-            r->enter(r->arg);
-        st = node_prefill(r->engine, &kv, tokens + at, VC_MIN(PASS_ROWS, n - at), NULL, NULL, err);
-        if (r->leave)
-            r->leave(r->arg);
-    }
+    st = node_passes_run(r, &kv, tokens, n, NULL, err);
     for (uint32_t b = 0; st == VC_OK && b < (n + NODE_TILE - 1) / NODE_TILE; b++)
         add_block(m, node_kv_page_at(&kv, b), b);
     m->n_tokens += n;

@@ -4,11 +4,10 @@
  */
 #include "compress/watch.h"
 
-#include <string.h>
-
+#include "compress/passes.h"
 #include "vc/mem.h"
 
-enum { PASS_ROWS = 256, N_KINDS = 5 };
+enum { N_KINDS = 5 };
 
 typedef struct watch {
     const node_spec_t *spec;
@@ -131,47 +130,9 @@ const node_capture_t *node_watches_capture(node_watches_t *w)
     return w != NULL && w->capture.kinds != 0 ? &w->capture : NULL;
 }
 
-/* A session with the first n_blocks pages of kv. */
-static vc_status_t share_pages(const node_kv_t *kv, uint32_t n_blocks, node_kv_t *copy, vc_err_t *err)
-{
-    vc_status_t st = node_kv_init(copy, &kv->dims, NULL);
-    if (st != VC_OK)
-        return vc_err_set(err, st, "no memory for a session that shares %u pages", n_blocks);
-    for (uint32_t b = 0; st == VC_OK && b < n_blocks; b++) {
-        node_page_t *page = node_page_get(node_kv_page_at(kv, b));
-        st = node_kv_append_page(copy, page);
-        if (st != VC_OK)
-            node_page_put(page);
-    }
-    if (st == VC_OK)
-        return VC_OK;
-    node_kv_fini(copy);
-    return vc_err_set(err, st, "no memory for a session that shares %u pages", n_blocks);
-}
-
-typedef struct bracket {
-    void (*enter)(void *arg), (*leave)(void *arg);
-    void *arg;
-} bracket_t;
-
-static vc_status_t run_passes(node_watches_t *all, node_engine_t *engine, node_kv_t *kv, const uint32_t *tokens,
-                              uint32_t end, const bracket_t *b, vc_err_t *err)
-{
-    vc_status_t st = VC_OK;
-    while (st == VC_OK && kv->n_tokens < end) {
-        if (b->enter != NULL)
-            b->enter(b->arg);
-        st = node_prefill(engine, kv, tokens + kv->n_tokens, VC_MIN(PASS_ROWS, end - kv->n_tokens), NULL, &all->capture,
-                          err);
-        if (b->leave != NULL)
-            b->leave(b->arg);
-    }
-    return st;
-}
-
 /* Shows every watch its rows below end, on top of the pages of kv before the first row that one lacks. */
-static vc_status_t catch_up(node_watches_t *all, node_engine_t *engine, const node_kv_t *kv, const uint32_t *tokens,
-                            uint32_t end, const bracket_t *b, vc_err_t *err)
+static vc_status_t catch_up(node_watches_t *all, const node_replay_t *passes, const node_kv_t *kv,
+                            const uint32_t *tokens, uint32_t end, vc_err_t *err)
 {
     uint32_t from = end;
     for (uint32_t i = 0; i < all->n_specs; i++) {
@@ -190,11 +151,11 @@ static vc_status_t catch_up(node_watches_t *all, node_engine_t *engine, const no
     if (kv->body != NULL || kv->n_tokens < end)
         return vc_err_set(err, VC_ERR_INVALID, "rows up to %u can only be watched on full KV that covers them", end);
     node_kv_t copy;
-    vc_status_t st = share_pages(kv, from / NODE_TILE, &copy, err);
+    vc_status_t st = node_passes_share(kv, from / NODE_TILE, &copy, err);
     if (st != VC_OK)
         return st;
     all->again = true;
-    st = run_passes(all, engine, &copy, tokens, end, b, err);
+    st = node_passes_run(passes, &copy, tokens + copy.n_tokens, end - copy.n_tokens, &all->capture, err);
     all->again = false;
     node_kv_fini(&copy);
     return st;
@@ -203,15 +164,15 @@ static vc_status_t catch_up(node_watches_t *all, node_engine_t *engine, const no
 vc_status_t node_watches_catch_up(node_watches_t *w, node_engine_t *engine, const node_kv_t *kv, const uint32_t *tokens,
                                   void (*enter)(void *arg), void (*leave)(void *arg), void *arg, vc_err_t *err)
 {
-    const bracket_t b = {enter, leave, arg};
-    return catch_up(w, engine, kv, tokens, VC_MIN(kv->n_tokens, w->n_blocks * NODE_TILE), &b, err);
+    const node_replay_t passes = {.engine = engine, .enter = enter, .leave = leave, .arg = arg};
+    return catch_up(w, &passes, kv, tokens, VC_MIN(kv->n_tokens, w->n_blocks * NODE_TILE), err);
 }
 
 vc_status_t node_watches_complete(node_watches_t *w, node_engine_t *engine, const node_kv_t *kv, const uint32_t *tokens,
                                   void (*enter)(void *arg), void (*leave)(void *arg), void *arg, vc_err_t *err)
 {
-    const bracket_t b = {enter, leave, arg};
-    return catch_up(w, engine, kv, tokens, w->n_blocks * NODE_TILE, &b, err);
+    const node_replay_t passes = {.engine = engine, .enter = enter, .leave = leave, .arg = arg};
+    return catch_up(w, &passes, kv, tokens, w->n_blocks * NODE_TILE, err);
 }
 
 void *node_watches_state(node_watches_t *w, uint32_t i) { return w->watch[i].w.state; }
