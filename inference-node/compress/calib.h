@@ -6,7 +6,7 @@
  *   8   "VCCALIB1"            16  method name, zero padded
  *   4   version (1)           4   n_layer, 4 n_head, 4 n_kv_head, 4 head_dim, 4 d_model
  *   32  weights digest of the model (keyspace)
- *   8   payload bytes         then the payload, whose layout is the method's (compress/README.md)
+ *   8   payload bytes         then the payload, whose layout is the method's (compress/METHODS.md)
  *   32  BLAKE2b-256 of all bytes before it: the blob's digest
  *
  * Little-endian. A blob's digest is part of the spec id, so copies made with another blob are other copies, and records

@@ -5,7 +5,7 @@
  * block.
  *
  * The first `sinks` tokens of a text are exact in the record, and a drafter takes their block as a full page anyway. A
- * record depends on its block, its place, the spec and the blob alone. Layout: compress/README.md.
+ * record depends on its block, its place, the spec and the blob alone. Layout: compress/METHODS.md.
  */
 #include "compress/kvquant_int.h"
 #include "compress/rot_int.h"

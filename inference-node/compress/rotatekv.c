@@ -1,7 +1,7 @@
 /*
  * rotatekv: keys before RoPE, rotated over up to four heads, put in a calibrated order and quantised per token in
  * groups of channels; values rotated inside their head and quantised likewise. Tokens that hold the largest numbers of
- * the residual stream keep their rows exact. After the paper; what differs is in compress/README.md.
+ * the residual stream keep their rows exact. After the paper; what differs is in compress/METHODS.md.
  *
  * Payload of a layer, for K and then for V, over the channels of all heads: codes [NODE_TILE][n_kv_head * head_dim] of
  * b bits, the first in the low bits; scales f16 and zero points i16 [NODE_TILE][groups]. Then u32 number of exact rows
