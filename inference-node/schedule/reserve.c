@@ -83,7 +83,9 @@ bool schedule_reserve_near(node_schedule_t *s, slot_t *slot, uint32_t target)
     uint32_t last = s->opt.window - 1;
     if (target > last)
         target = last;
-    for (uint32_t d = 0; d <= last; d++) {
+    bool room = lay(s, slot, last); /* the whole window has the most room on the link */
+    clear_shares(s, slot);
+    for (uint32_t d = 0; room && d <= last; d++) {
         if (d <= last - target && schedule_reserve(s, slot, target + d))
             return true;
         if (d > 0 && d <= target && schedule_reserve(s, slot, target - d))

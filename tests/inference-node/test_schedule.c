@@ -24,7 +24,7 @@ typedef struct {
     node_schedule_options_t o;
     seen_t seen[MAX_IDS];
     uint64_t n_ids, now, rng, hash, n_committed, n_verified, n_late, n_early;
-    uint32_t late_percent, early_percent;
+    uint32_t late_percent, early_percent, vary_percent;
     bool check_wait;
 } world_t;
 
@@ -188,6 +188,11 @@ static void live_through(world_t *w, uint32_t n_turns, uint32_t come_percent, ui
             cr_assert_eq(node_schedule_cancel(w->s, id), w->seen[id].live ? VC_OK : VC_ERR_NOT_FOUND);
             w->seen[id].live = false;
         }
+        if (draw(w, 100) < w->vary_percent) {
+            w->o.link_bytes = 6 + draw(w, 6);
+            w->o.hold_bytes = 70 + draw(w, 30);
+            cr_assert_eq(node_schedule_set_budgets(w->s, w->o.link_bytes, w->o.hold_bytes, NULL), VC_OK);
+        }
         turn(w);
     }
     for (uint64_t id = 1; id <= w->n_ids; id++)
@@ -209,7 +214,6 @@ Test(schedule, no_budget_is_exceeded_when_transfers_are_on_time)
     for (uint64_t seed = 1; seed <= 30; seed++) {
         begin(&w, options(16 + (uint32_t)(seed % 5) * 8, 8, 90), seed);
         w.check_wait = true;
-        w.o.resident_bytes = 1000;
         live_through(&w, 600, 25, 3);
         cr_assert_gt(w.n_verified, 50);
         cr_assert_eq(node_schedule_info(w.s).n_dropped, 0);
@@ -217,7 +221,7 @@ Test(schedule, no_budget_is_exceeded_when_transfers_are_on_time)
     }
 }
 
-Test(schedule, no_budget_is_exceeded_when_transfers_are_late_or_early)
+Test(schedule, no_budget_is_exceeded_when_transfers_are_late_or_early_and_budgets_change)
 {
     static world_t w;
     uint64_t late = 0, early = 0;
@@ -225,6 +229,7 @@ Test(schedule, no_budget_is_exceeded_when_transfers_are_late_or_early)
         begin(&w, options(32, 8, 90), seed);
         w.late_percent = 10 + 10 * (uint32_t)(seed % 4);
         w.early_percent = 10;
+        w.vary_percent = seed % 2 ? 5 : 0;
         live_through(&w, 600, 20, 3);
         cr_assert_gt(w.n_verified, 30);
         late += w.n_late;
@@ -398,219 +403,4 @@ Test(schedule, a_cancelled_request_gives_back_exactly_what_it_reserved)
     cr_assert_arr_eq(hold, hold_after, sizeof hold);
     cr_assert_eq(node_schedule_cancel(w.s, id), VC_ERR_NOT_FOUND);
     node_schedule_destroy(w.s);
-}
-
-/* A request alone: 12 bytes over a link of 4, x = 5: bytes in iterations 3, 4 and 5, verified in 5. */
-static node_schedule_t *alone(uint64_t *id)
-{
-    node_schedule_options_t o = options(16, 4, 100);
-    node_schedule_t *s;
-    node_schedule_request_t r = request(12, 1, 100, 5);
-    cr_assert_eq(node_schedule_create(&o, &s, NULL), VC_OK);
-    cr_assert_eq(node_schedule_add(s, &r, id, NULL), VC_OK);
-    return s;
-}
-
-static node_schedule_task_t one(node_schedule_t *s)
-{
-    node_schedule_task_t t;
-    cr_assert_eq(node_schedule_step(s, &t), 1);
-    return t;
-}
-
-Test(schedule, data_that_comes_late_lets_the_request_draft_on)
-{
-    uint64_t id;
-    node_schedule_t *s = alone(&id);
-    for (uint32_t i = 0; i < 3; i++) {
-        node_schedule_task_t t = one(s);
-        cr_assert_eq(t.action, NODE_SCHEDULE_DRAFT);
-        cr_assert_eq(t.link_due, 0);
-        node_schedule_end(s);
-    }
-    cr_assert_eq(one(s).link_due, 4);
-    node_schedule_end(s); /* nothing came in iteration 3, so 12 bytes need 4, 5 and 6 */
-    for (uint32_t i = 4; i < 6; i++) {
-        node_schedule_task_t t = one(s);
-        cr_assert_eq(t.action, NODE_SCHEDULE_DRAFT);
-        cr_assert_eq(t.n_drafts, i);
-        cr_assert_eq(node_schedule_moved(s, id, t.link_due), VC_OK);
-        node_schedule_end(s);
-    }
-    node_schedule_task_t t = one(s);
-    cr_assert_eq(t.action, NODE_SCHEDULE_VERIFY);
-    cr_assert_eq(t.n_drafts, 6);
-    node_schedule_destroy(s);
-}
-
-Test(schedule, data_that_comes_early_is_verified_at_once_and_frees_the_budgets)
-{
-    uint64_t id, link, hold;
-    node_schedule_t *s = alone(&id);
-    (void)one(s);
-    node_schedule_end(s);
-    node_schedule_task_t t = one(s);
-    cr_assert_eq(t.link_due, 0);
-    cr_assert_eq(t.link_most, 12);
-    cr_assert_eq(node_schedule_moved(s, id, 13), VC_ERR_RANGE);
-    cr_assert_eq(node_schedule_moved(s, id, 12), VC_OK);
-    node_schedule_end(s);
-    t = one(s);
-    cr_assert_eq(t.action, NODE_SCHEDULE_VERIFY);
-    cr_assert_eq(t.n_drafts, 2);
-    cr_assert_eq(t.link_due, 0);
-    cr_assert_eq(node_schedule_verified(s, id, 3, true, NULL), VC_OK);
-    node_schedule_end(s);
-    for (uint32_t o = 0; o < 16; o++) {
-        node_schedule_reserved(s, o, &link, &hold);
-        cr_assert_eq(link + hold, 0);
-    }
-    node_schedule_destroy(s);
-}
-
-Test(schedule, a_verification_that_is_not_reported_is_tried_again)
-{
-    uint64_t id;
-    node_schedule_t *s = alone(&id);
-    node_schedule_task_t t = one(s);
-    while (t.action != NODE_SCHEDULE_VERIFY) {
-        cr_assert_eq(node_schedule_verified(s, id, 1, false, NULL), VC_ERR_NOT_FOUND);
-        cr_assert_eq(node_schedule_moved(s, id, t.link_due), VC_OK);
-        node_schedule_end(s);
-        t = one(s);
-    }
-    cr_assert_eq(node_schedule_moved(s, id, t.link_due), VC_OK);
-    node_schedule_end(s);
-    t = one(s);
-    cr_assert_eq(t.action, NODE_SCHEDULE_VERIFY);
-    cr_assert_eq(t.n_drafts, 5);
-    cr_assert_eq(t.link_due, 0);
-    cr_assert_eq(node_schedule_verified(s, id, 7, false, NULL), VC_OK);
-    node_schedule_destroy(s);
-}
-
-Test(schedule, a_slower_link_moves_reservations_and_is_refused_where_a_request_could_never_run)
-{
-    uint64_t id, link, hold;
-    uint32_t before, after;
-    vc_err_t err = {0};
-    node_schedule_t *s = alone(&id);
-    (void)one(s);
-    node_schedule_end(s);
-    cr_assert(node_schedule_placement(s, id, &before));
-    cr_assert_eq(node_schedule_set_budgets(s, 1, 100, NULL), VC_OK);
-    cr_assert(node_schedule_placement(s, id, &after));
-    cr_assert_gt(after, before);
-    for (uint32_t o = 0; o < 16; o++) {
-        node_schedule_reserved(s, o, &link, &hold);
-        cr_assert_leq(link, 1);
-    }
-    cr_assert_eq(node_schedule_set_budgets(s, 4, 3, &err), VC_ERR_RANGE);
-    cr_assert_not_null(strstr(err.msg, "could never be verified"));
-    node_schedule_destroy(s);
-}
-
-Test(schedule, what_could_never_run_is_refused_with_a_sentence)
-{
-    node_schedule_options_t o = options(8, 4, 20);
-    node_schedule_t *s;
-    uint64_t id;
-    vc_err_t err = {0};
-    o.max_requests = o.max_running = 1;
-    cr_assert_eq(node_schedule_create(&o, &s, NULL), VC_OK);
-    node_schedule_request_t r = request(33, 0, 5, 3); /* 7 x 4 bytes at most */
-    cr_assert_eq(node_schedule_add(s, &r, &id, &err), VC_ERR_RANGE);
-    cr_assert_not_null(strstr(err.msg, "33 bytes of full KV"));
-    r = request(24, 1, 5, 3); /* 20 held before the pass, and 1 in it */
-    cr_assert_eq(node_schedule_add(s, &r, &id, &err), VC_ERR_RANGE);
-    r = request(23, 1, 5, 3);
-    r.compressed_bytes = 1001;
-    cr_assert_eq(node_schedule_add(s, &r, &id, &err), VC_ERR_RANGE);
-    r = request(23, 1, 0, 3);
-    cr_assert_eq(node_schedule_add(s, &r, &id, &err), VC_ERR_RANGE);
-    r = request(23, 1, 5, 3);
-    r.cost.chance = 1.5;
-    cr_assert_eq(node_schedule_add(s, &r, &id, &err), VC_ERR_RANGE);
-    r.cost.chance = 1;
-    cr_assert_eq(node_schedule_add(s, &r, &id, &err), VC_OK);
-    cr_assert_eq(node_schedule_add(s, &r, &id, &err), VC_ERR_BUSY);
-    node_schedule_destroy(s);
-    o.window = 1;
-    cr_assert_eq(node_schedule_create(&o, &s, &err), VC_ERR_INVALID);
-    cr_assert_not_null(strstr(err.msg, "window"));
-}
-
-Test(schedule, lock_step_drafts_and_verifies_all_at_once)
-{
-    enum { N = 6, X = 7 };
-    node_schedule_options_t o = options(16, 4, 100);
-    node_schedule_task_t tasks[64];
-    node_schedule_t *s;
-    uint64_t id[N];
-    o.lock_step = true;
-    cr_assert_eq(node_schedule_create(&o, &s, NULL), VC_OK);
-    node_schedule_request_t r = request(50, 2, 3 * (X + 1), X);
-    for (int i = 0; i < N; i++)
-        cr_assert_eq(node_schedule_add(s, &r, &id[i], NULL), VC_OK);
-    for (uint32_t i = 0; i < 3 * (X + 1); i++) {
-        uint32_t n = node_schedule_step(s, tasks);
-        uint64_t due = 0;
-        cr_assert_eq(n, N);
-        for (uint32_t k = 0; k < n; k++) {
-            bool last = i % (X + 1) == X;
-            cr_assert_eq(tasks[k].action, last ? NODE_SCHEDULE_VERIFY : NODE_SCHEDULE_DRAFT);
-            cr_assert_eq(tasks[k].n_drafts, i % (X + 1));
-            due += tasks[k].link_due;
-            cr_assert_eq(node_schedule_moved(s, tasks[k].id, tasks[k].link_due), VC_OK);
-            if (last)
-                cr_assert_eq(node_schedule_verified(s, tasks[k].id, X + 1, false, NULL), VC_OK);
-        }
-        cr_assert_eq(due, i % (X + 1) == X ? N * 50 - X * 4 : 4, "the link in every iteration, the rest in the pass");
-        node_schedule_end(s);
-    }
-    cr_assert_eq(node_schedule_info(s).n_running, 0);
-    node_schedule_destroy(s);
-}
-
-Test(schedule, the_ideal_length_is_where_tokens_per_time_are_most)
-{
-    static const double chances[] = {0, 0.3, 0.7, 0.9, 0.97, 1};
-    for (uint32_t i = 0; i < 6; i++)
-        for (uint32_t k = 0; k < 8; k++) {
-            node_schedule_cost_t c = {
-                .draft_us = 1, .verify_us = 2 + k, .verify_row_us = 0.1 * k, .link_us = 5.0 * k, .chance = chances[i]};
-            uint32_t best = 0;
-            double most = 0;
-            for (uint32_t x = 0; x <= 40; x++) {
-                double us = x + 2 + k + 0.1 * k * x, rate;
-                us = us > 5.0 * k ? us : 5.0 * k;
-                rate = node_schedule_tokens(chances[i], x) / us;
-                if (rate > most * (1 + 1e-12)) {
-                    most = rate;
-                    best = x;
-                }
-            }
-            cr_assert_eq(node_schedule_ideal(&c, 40), best);
-        }
-    node_schedule_cost_t dear = {.draft_us = 1, .verify_us = 1, .chance = 0.9};
-    cr_assert_eq(node_schedule_ideal(&dear, 40), 0, "a draft as dear as a verified token does not pay");
-}
-
-Test(schedule, costs_come_from_a_session_that_measured_them)
-{
-    node_length_t l;
-    node_length_init(&l, 60);
-    (void)node_length_begin(&l);
-    node_length_end(&l, &(node_length_round_t){.n_tokens = 1, .verify_us = 1000});
-    cr_assert_float_eq(node_schedule_cost_of(&l, 0).draft_us, 1000, 1e-9);
-    (void)node_length_begin(&l);
-    for (int i = 0; i < 16; i++)
-        (void)node_length_more(&l, 9);
-    node_length_end(&l, &(node_length_round_t){16, 16, 17, 16 * 300, 1000 + 16 * 50});
-    node_schedule_cost_t c = node_schedule_cost_of(&l, 7);
-    cr_assert_float_eq(c.draft_us, 300, 1e-6);
-    cr_assert_float_eq(c.verify_us, 1000, 1e-6);
-    cr_assert_float_eq(c.verify_row_us, 50, 1e-6);
-    cr_assert_float_eq(c.link_us, 7, 0);
-    cr_assert_gt(node_schedule_ideal(&c, 60), 1);
 }
