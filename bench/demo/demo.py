@@ -29,8 +29,9 @@ def parse():
     p.add_argument("--document-tokens", type=int, default=4000, help="about how much of it")
     p.add_argument("--rate", default="500mbit", help="rate of the slow link")
     p.add_argument("--delay-ms", type=float, default=5, help="one-way delay of the slow link")
-    p.add_argument("--compressor", default="kivi:bits=4")
-    p.add_argument("--max-tokens", type=int, default=160)
+    p.add_argument("--compressor", default="rot:bits=4", help="what drafts are made from (default %(default)s);"
+                   " 'vericachectl compressors' lists the methods; what needs a calibration gets one first")
+    p.add_argument("--max-tokens", type=int, default=160, help="of each answer")
     p.add_argument("--threads", type=int, default=1, help="per node: every node stands for a machine of its own")
     p.add_argument("--keep", help="folder for the results (default: a temporary one)")
     p.add_argument("--no-namespace", action="store_true", help="pacing by the relay, no network namespace")

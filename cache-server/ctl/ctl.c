@@ -157,7 +157,7 @@ int ctl_run(int argc, char **argv, char **environ_list, FILE *out, FILE *err)
         {"keyspace", VC_OPT_STRING, &c.keyspace, "", 0, 0, NULL,
          "pin, unpin, delete: id of the keyspace, for a tip that is not listed"},
         {"fidelity", VC_OPT_STRING, &c.fidelity, "", 0, 0, NULL,
-         "pin, unpin, delete: full@N or a compressor spec; every copy without it"},
+         "pin, unpin, delete: only full@N, or a compressor's spec with all its parameters, as register prints it"},
         {"wait", VC_OPT_BOOL, &c.wait, "false", 0, 0, NULL, "drain, scrub: until it is over"},
         {"wait-ms", VC_OPT_U64, &c.wait_ms, "0", 0, 0, NULL, "--wait: give up after this, exit code 75; 0 = never"},
         {"query", VC_OPT_BOOL, &c.query, "false", 0, 0, NULL, "drain, scrub: only say how it stands"},

@@ -93,8 +93,13 @@ static vcache_status_t chain_command(ctl_t *c, const char *past,
     else if (!hex_whole(c->keyspace, keyspace) || !hex_whole(hex, tip))
         st = ctl_fail(c, VC_ERR_INVALID, "with --keyspace the tip has all its 64 digits");
     vcache_chain_t chain = {.keyspace_id = keyspace, .tip = tip, .fidelity = c->fidelity[0] != '\0' ? &fid : NULL};
-    if (st == VC_OK)
-        st = act(c->client, &chain, &sum, &c->error);
+    if (st != VC_OK)
+        return st;
+    st = act(c->client, &chain, &sum, &c->error);
+    if (st == VC_ERR_NOT_FOUND && chain.fidelity != NULL)
+        return ctl_fail(
+            c, st, "no copy \"%s\" of it; a compressor's spec takes all its parameters here, see register's output",
+            c->fidelity);
     if (st == VC_OK && c->json)
         ctl_print_json(c,
                        json_pack("{s:I, s:I}", "objects", (json_int_t)sum.n_objects, "bytes", (json_int_t)sum.n_bytes));

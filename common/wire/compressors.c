@@ -71,8 +71,8 @@ static const vc_compressor_t compressors[] = {
      TABLE(snapkv_params)},
     {"kivi", "keys by channel and values by token in groups", VC_COMPRESSOR_QUANTISES, VC_CALIBRATED_NOT, false,
      TABLE(kivi_params)},
-    {"rot", "rotated after RoPE, groups of each token; the default", VC_COMPRESSOR_QUANTISES, VC_CALIBRATED_NOT, false,
-     TABLE(rot_params)},
+    {"rot", "rotated after RoPE, groups of each token; the default of register and generate", VC_COMPRESSOR_QUANTISES,
+     VC_CALIBRATED_NOT, false, TABLE(rot_params)},
     {"kvquant", "before RoPE, learned levels and thresholds, outliers apart", VC_COMPRESSOR_QUANTISES,
      VC_CALIBRATED_ALWAYS, false, TABLE(kvquant_params)},
     {"kvzap", "rows that a learned map expects to be attended to", VC_COMPRESSOR_DROPS, VC_CALIBRATED_ALWAYS, false,
@@ -107,20 +107,20 @@ static void print_range(FILE *out, const vc_compressor_param_t *p)
         snprintf(text, sizeof(text), "from %g", p->lo);
     else
         snprintf(text, sizeof(text), "%g to %g", p->lo, p->hi);
-    fprintf(out, "%-20s", text);
+    fprintf(out, "%-22s", text);
 }
 
 static void print_text(FILE *out)
 {
     for (size_t i = 0; i < VC_ARRAY_LEN(compressors); i++) {
         const vc_compressor_t *c = &compressors[i];
-        fprintf(out, "%-8s %s (%s%s%s)\n", c->name, c->summary, kind_names[c->kind],
+        fprintf(out, "%s: %s (%s%s%s)\n", c->name, c->summary, kind_names[c->kind],
                 c->calibrated == VC_CALIBRATED_ALWAYS     ? ", calibrated"
                 : c->calibrated == VC_CALIBRATED_OPTIONAL ? ", calibration optional"
                                                           : "",
                 c->is_offline ? ", offline" : "");
         for (uint32_t k = 0; k < c->n_params; k++) {
-            fprintf(out, "  %-10s %-8s ", c->params[k].name, c->params[k].preset != NULL ? c->params[k].preset : "-");
+            fprintf(out, "  %-10s %-12s ", c->params[k].name, c->params[k].preset != NULL ? c->params[k].preset : "-");
             print_range(out, &c->params[k]);
             fprintf(out, " %s\n", c->params[k].help);
         }

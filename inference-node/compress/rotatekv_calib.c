@@ -155,7 +155,7 @@ static vc_status_t write_payload(const maker_t *m, void **payload_p, size_t *byt
 static void note(const maker_t *m)
 {
     char line[120];
-    snprintf(line, sizeof(line), "rotatekv: order of %u channels in %u layers from %llu tokens", m->shape.width,
+    snprintf(line, sizeof(line), "order of %u channels in %u layers from %llu tokens", m->shape.width,
              m->model->n_layer, (unsigned long long)m->n_tokens);
     if (m->job->note)
         m->job->note(m->job->note_arg, line);

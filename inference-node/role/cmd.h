@@ -27,6 +27,10 @@ int node_cmd_register(int argc, char **argv);
 int node_cmd_serve(int argc, char **argv);
 int node_cmd_tokenize(int argc, char **argv);
 
+/* What register stores and remote drafts are made from unless told otherwise, and what compress makes. */
+#define NODE_DEFAULT_COMPRESSOR "rot:bits=4"
+#define NODE_DEFAULT_OFFLINE_COMPRESSOR "kvzip:keep=0.5+rot:bits=4"
+
 /* Of the option --calibration, which several subcommands have. */
 #define NODE_CALIBRATION_HELP "directory of calibration blobs; none given: beside the model file"
 

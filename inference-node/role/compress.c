@@ -20,7 +20,7 @@ typedef struct compress_opts {
     const char *model, *server, *compressor, *calibration;
     uint64_t threads, duty, interval_ms;
     int isa, log_level;
-    bool once, json, no_data_plane;
+    bool once, json, data_plane;
 } compress_opts_t;
 
 #define COMPRESS_N_OPTS 13
@@ -29,14 +29,14 @@ static void fill_table(compress_opts_t *o, vc_opt_t *table)
     const vc_opt_t rows[COMPRESS_N_OPTS] = {
         {"model", VC_OPT_STRING, &o->model, NULL, 0, 0, NULL, "GGUF file"},
         {"server", VC_OPT_STRING, &o->server, "127.0.0.1:7070", 0, 0, NULL, "cache server HOST:PORT"},
-        {"compressor", VC_OPT_STRING, &o->compressor, "kvzip:keep=0.5", 0, 0, NULL,
+        {"compressor", VC_OPT_STRING, &o->compressor, NODE_DEFAULT_OFFLINE_COMPRESSOR, 0, 0, NULL,
          "copies to make, several separated by ';'"},
         {"calibration", VC_OPT_STRING, &o->calibration, NULL, 0, 0, NULL, NODE_CALIBRATION_HELP},
         {"once", VC_OPT_BOOL, &o->once, "false", 0, 0, NULL, "one pass over what is stored, then the end"},
         {"interval-ms", VC_OPT_U64, &o->interval_ms, "60000", 100, 86400000, NULL,
          "from the end of a pass to the next"},
         {"duty", VC_OPT_U64, &o->duty, "100", 1, 100, NULL, "percent of the time that is worked, the rest is waited"},
-        {"no-data-plane", VC_OPT_BOOL, &o->no_data_plane, "false", 0, 0, NULL, "full KV over gRPC"},
+        {"data-plane", VC_OPT_BOOL, &o->data_plane, "true", 0, 0, NULL, "full KV over UCX where the server offers it"},
         {"threads", VC_OPT_U64, &o->threads, "2", 1, 256, NULL, "compute threads"},
         {"isa", VC_OPT_ENUM, &o->isa, "auto", 0, 0, "auto|scalar|avx2|avx512", "instruction set"},
         {"json", VC_OPT_BOOL, &o->json, "false", 0, 0, NULL, "one JSON object a copy instead of text"},
@@ -168,7 +168,7 @@ static vc_status_t run_job(const compress_opts_t *o, vc_err_t *err)
     node_cache_opts_t copts;
     node_cache_opts_default(&copts);
     copts.server = o->server;
-    copts.use_data_plane = !o->no_data_plane;
+    copts.use_data_plane = o->data_plane;
     node_spec_t specs[NODE_JOB_SPECS];
     uint32_t n_specs = 0;
     node_t *node = NULL;

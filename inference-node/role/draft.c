@@ -104,7 +104,7 @@ static void join_body(draft_t *d)
     if (d->is_over)
         node_outcome_note(&d->r->outcome, "no drafting: the answer was over before the compressed copy came");
     else if (d->job.result.status != VC_OK || d->job.body == NULL)
-        node_outcome_note(&d->r->outcome, "no drafting: compressed copy not there: %.140s", d->job.result.note);
+        node_outcome_note(&d->r->outcome, "no drafting, no whole copy of %s: %s", d->r->spec.text, d->job.result.note);
     vc_log_info("draft", "compressed copy blocks=%u of=%u bytes=%llu exact_bytes=%llu ms=%llu note=\"%s\"",
                 d->job.result.blocks, d->job.result.blocks_found, (unsigned long long)d->job.result.bytes,
                 (unsigned long long)d->job.result.full_bytes, (unsigned long long)(d->job.result.us / 1000),

@@ -30,7 +30,7 @@ static void fill_table(register_opts_t *o, vc_opt_t *table)
     const vc_opt_t rows[REGISTER_N_OPTS] = {
         {"model", VC_OPT_STRING, &o->model, NULL, 0, 0, NULL, "GGUF file"},
         {"server", VC_OPT_STRING, &o->server, "127.0.0.1:7070", 0, 0, NULL, "cache server HOST:PORT"},
-        {"compressor", VC_OPT_STRING, &o->compressor, "kivi:bits=4", 0, 0, NULL,
+        {"compressor", VC_OPT_STRING, &o->compressor, NODE_DEFAULT_COMPRESSOR, 0, 0, NULL,
          "compressed copies to store, several separated by ';'"},
         {"calibration", VC_OPT_STRING, &o->calibration, NULL, 0, 0, NULL, NODE_CALIBRATION_HELP},
         {"prompt-file", VC_OPT_STRING, &o->prompt_file, NULL, 0, 0, NULL, "document ('-': standard input)"},
@@ -46,7 +46,8 @@ static void fill_table(register_opts_t *o, vc_opt_t *table)
     memcpy(table, rows, sizeof(rows));
 }
 
-static void report(const register_opts_t *o, uint32_t n_tokens, const node_chain_stored_t *stored, uint64_t us)
+static void report(const register_opts_t *o, const node_spec_t *specs, uint32_t n_specs, uint32_t n_tokens,
+                   const node_chain_stored_t *stored, uint64_t us)
 {
     uint32_t blocks = n_tokens / NODE_TILE;
     if (o->json)
@@ -58,6 +59,8 @@ static void report(const register_opts_t *o, uint32_t n_tokens, const node_chain
         printf("registered %u blocks (%u tokens): %u objects stored, %u already there, %.1f MB sent, %.1f s\n", blocks,
                blocks * NODE_TILE, stored->cache.n_stored, stored->cache.n_present, (double)stored->cache.bytes / 1e6,
                (double)us / 1e6);
+    for (uint32_t i = 0; i < n_specs && !o->json; i++)
+        printf("copy %s\n", specs[i].text);
 }
 
 static vc_status_t encode_document(const register_opts_t *o, node_t *node, const char *text, size_t bytes,
@@ -110,7 +113,7 @@ static vc_status_t run_register(const register_opts_t *o, const char *text, size
     if (status == VC_OK)
         status = node_chain_compute_and_store(node, cache, ids, n_tokens, specs, n_specs, &stored, err);
     if (status == VC_OK)
-        report(o, n_tokens, &stored, vc_clock_now_us(vc_clock_system()) - start);
+        report(o, specs, n_specs, n_tokens, &stored, vc_clock_now_us(vc_clock_system()) - start);
     node_cache_close(cache);
     vc_free(ids);
     node_close(node);

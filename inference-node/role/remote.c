@@ -4,12 +4,12 @@
 #include <errno.h>
 #include <string.h>
 
+#include "role/cmd.h"
 #include "role/prompt.h"
 #include "vc/log.h"
 #include "vc/mem.h"
 
 #define PROMPT_MAX_BYTES (64u << 20)
-#define DEFAULT_COMPRESSOR "kivi:bits=4"
 
 bool node_remote_stopped(const node_remote_t *r) { return r->stop_flag != NULL && *r->stop_flag != 0; }
 
@@ -101,7 +101,8 @@ static vc_status_t open_parts(node_remote_t *r, vc_err_t *err)
     nopts.engine.n_threads = (uint32_t)o->threads;
     nopts.engine.isa = o->isa;
     vc_status_t status = VC_OK;
-    const char *compressor = o->compressor[0] == '\0' && o->verifier[0] != '\0' ? DEFAULT_COMPRESSOR : o->compressor;
+    const char *compressor =
+        o->compressor[0] == '\0' && o->verifier[0] != '\0' ? NODE_DEFAULT_COMPRESSOR : o->compressor;
     if (compressor[0] != '\0') {
         status = node_spec_parse(compressor, &r->spec, err);
         r->has_spec = status == VC_OK;
