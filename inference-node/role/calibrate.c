@@ -2,8 +2,10 @@
  * `vericache-node calibrate`: reads texts through the model and writes, for each compressor that learns something of a
  * model once, the blob that it needs from then on. One thread beside the engine's own.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "node.h"
@@ -151,6 +153,20 @@ static void make_job(calibrate_t *c)
 
 /* ---- one method ---- */
 
+/* The folder of a blob, made where it is missing and seen to be writable before minutes are spent on what goes there.
+ */
+static vc_status_t prepare_folder(const char *path, vc_err_t *err)
+{
+    char folder[4096];
+    const char *slash = strrchr(path, '/');
+    snprintf(folder, sizeof(folder), "%.*s", slash == NULL ? 1 : (int)(slash - path + 1), slash == NULL ? "." : path);
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+        return vc_err_set(err, VC_ERR_INVALID, "cannot make the directory %s: %s", folder, strerror(errno));
+    if (access(folder, W_OK | X_OK) != 0)
+        return vc_err_set(err, VC_ERR_INVALID, "cannot write to %s: %s", folder, strerror(errno));
+    return VC_OK;
+}
+
 static vc_status_t calibrate_one(calibrate_t *c, const char *text, vc_err_t *err)
 {
     node_spec_t spec;
@@ -164,6 +180,8 @@ static vc_status_t calibrate_one(calibrate_t *c, const char *text, vc_err_t *err
         status = vc_err_set(err, VC_ERR_INVALID, "compressor %s takes no calibration", spec.ops->name);
     if (status == VC_OK)
         status = node_calib_file(c->node, spec.ops->name, path, sizeof(path), err);
+    if (status == VC_OK)
+        status = prepare_folder(path, err);
     if (status != VC_OK)
         return status;
     c->method = spec.ops->name;

@@ -170,6 +170,27 @@ Test(failures, a_folder_where_a_text_belongs_is_one_sentence)
     vt_tmpdir_remove(&dir);
 }
 
+Test(failures, a_place_where_no_calibration_can_lie_is_told_before_anything_is_learned)
+{
+    need_programs();
+    vt_tmpdir_t dir;
+    char model[512], text[512], place[512], words[16384];
+    gguf_image_t image;
+    vt_tmpdir_create(&dir);
+    make_model(&dir, model, &image);
+    snprintf(text, sizeof(text), "%s", vt_tmpdir_path(&dir, "text.txt"));
+    snprintf(place, sizeof(place), "%s", vt_tmpdir_path(&dir, "none/there"));
+    for (size_t i = 0; i < sizeof(words); i++)
+        words[i] = (char)(i % 4 == 3 ? ' ' : 'a' + i * 7 % 26);
+    vt_file_write(text, words, sizeof(words));
+    expect("vericache-node", ARGS("calibrate", "--model", model, "--calibration", text, "--method", "rotatekv", text),
+           64, "Not a directory");
+    expect("vericache-node", ARGS("calibrate", "--model", model, "--calibration", place, "--method", "rotatekv", text),
+           64, "No such file");
+    gguf_image_free(&image);
+    vt_tmpdir_remove(&dir);
+}
+
 Test(failures, addresses_are_checked_before_anything_is_touched)
 {
     need_programs();
