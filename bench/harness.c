@@ -83,8 +83,20 @@ static void open_csv(const char *path)
         bench_fail("cannot open %s: %s", path, strerror(errno));
 }
 
+static void answer_help(const char *name, int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            printf(
+                "usage: %s [--quick] [--csv FILE] [options]; the comment at the top of bench/bench_%s.c lists them\n",
+                argv[0], name);
+            exit(0);
+        }
+}
+
 void bench_init(const char *name, int argc, char **argv)
 {
+    answer_help(name, argc, argv);
     bench.name = name;
     bench.argv = calloc((size_t)argc + 1, sizeof(*bench.argv));
     if (bench.argv == NULL)
