@@ -119,24 +119,10 @@ static void encode_matrix(const matrix_t *m, node_kivi_quantise_fn quantise, con
     quantise(x, n_groups(m), m->group, m->bits, codes, scales, mins);
 }
 
-static bool f16_finite(uint16_t h) { return (h & 0x7c00u) != 0x7c00u; }
-
-/* Parameters are finite, scales not negative, and a zero scale has zero codes: what encode_matrix writes, no more. */
 static bool matrix_valid(const matrix_t *m, const uint8_t *codes)
 {
-    const uint8_t *scales = codes + codes_bytes(m), *mins = scales + 2 * n_groups(m);
-    const uint32_t code_bytes = m->group * m->bits / 8;
-    for (uint32_t g = 0; g < n_groups(m); g++) {
-        uint16_t scale = vc_le16(scales + 2 * g);
-        if (!f16_finite(scale) || (scale & 0x8000u) || !f16_finite(vc_le16(mins + 2 * g)))
-            return false;
-        uint32_t any = 0;
-        for (uint32_t i = 0; scale == 0 && i < code_bytes; i++)
-            any |= codes[g * code_bytes + i];
-        if (any)
-            return false;
-    }
-    return true;
+    const uint8_t *scales = codes + codes_bytes(m);
+    return node_groups_valid(codes, scales, scales + 2 * n_groups(m), n_groups(m), m->group * m->bits / 8);
 }
 
 /* Up to 4 bits a group has at most 16 values, so they are rounded to f16 once and looked up. */

@@ -91,7 +91,11 @@ static inline uint32_t node_rot_rows_bytes(const node_rot_rows_t *s, uint32_t n)
  * depend on which other rows are kept. */
 uint8_t *node_rot_encode_head(const node_rot_rows_t *s, node_rot_quantise_fn quantise, node_page_t *page,
                               uint32_t layer, uint32_t head, uint64_t kept, uint8_t *at);
-/* n rows from outside: parameters are finite, scales not negative, and a zero scale has zero codes. */
+/* Groups from outside, codes and f16 parameters in the same order: parameters are finite, scales not negative, and a
+ * zero scale has zero codes, as encoders write them. */
+bool node_groups_valid(const uint8_t *codes, const uint8_t *scales, const uint8_t *mins, uint32_t n_groups,
+                       uint32_t group_bytes);
+/* n rows from outside. */
 bool node_rot_rows_valid(const node_rot_rows_t *s, const uint8_t *at, uint32_t n);
 static inline node_coded_rows_t node_rot_rows_at(const node_rot_rows_t *s, const uint8_t *at, uint32_t n)
 {

@@ -67,21 +67,26 @@ uint8_t *node_rot_encode_head(const node_rot_rows_t *s, node_rot_quantise_fn qua
     return encode_matrix(s, quantise, turned, kept, at);
 }
 
-bool node_rot_rows_valid(const node_rot_rows_t *s, const uint8_t *at, uint32_t n)
+bool node_groups_valid(const uint8_t *codes, const uint8_t *scales, const uint8_t *mins, uint32_t n_groups,
+                       uint32_t group_bytes)
 {
-    const node_coded_rows_t rows = node_rot_rows_at(s, at, n);
-    const uint32_t group_bytes = s->group * s->bits / 8;
-    if (!node_f16_finite(rows.scales, (size_t)n * s->n_groups) || !node_f16_finite(rows.mins, (size_t)n * s->n_groups))
+    if (!node_f16_finite(scales, n_groups) || !node_f16_finite(mins, n_groups))
         return false;
-    for (uint32_t g = 0; g < n * s->n_groups; g++) {
-        uint16_t scale = vc_le16(rows.scales + 2 * g);
+    for (uint32_t g = 0; g < n_groups; g++) {
+        uint16_t scale = vc_le16(scales + 2 * (size_t)g);
         if (scale & 0x8000u)
             return false;
         uint32_t any = 0;
         for (uint32_t i = 0; scale == 0 && i < group_bytes; i++)
-            any |= at[g * group_bytes + i];
+            any |= codes[(size_t)g * group_bytes + i];
         if (any)
             return false;
     }
     return true;
+}
+
+bool node_rot_rows_valid(const node_rot_rows_t *s, const uint8_t *at, uint32_t n)
+{
+    const node_coded_rows_t rows = node_rot_rows_at(s, at, n);
+    return node_groups_valid(at, rows.scales, rows.mins, n * s->n_groups, s->group * s->bits / 8);
 }
