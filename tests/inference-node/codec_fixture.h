@@ -432,4 +432,24 @@ static uint64_t fx_kept(const fx_records_t *r, uint32_t block, uint32_t layer, u
     }
 }
 
+/* Bytes of layer 0 of four blocks, with so many query heads on 4 KV heads of 32. */
+static size_t fx_layer_bytes(const char *spec, uint32_t n_head, uint32_t seed)
+{
+    fx_t f;
+    fx_open(&f, fx_model(1, n_head, 4, 32), 4, 64, seed);
+    fx_records_t r = {0};
+    fx_compress(spec, &f.in, &r);
+    size_t bytes = 0;
+    for (uint32_t b = 0; b < 4; b++) {
+        vc_kvrec_head_t head;
+        vc_kvrec_layer_t part;
+        cr_assert_eq(vc_kvrec_check(r.data[b], r.bytes[b], &head, NULL), VC_OK);
+        vc_kvrec_layer(&head, 0, &part);
+        bytes += part.length;
+    }
+    fx_records_free(&r);
+    fx_close(&f);
+    return bytes;
+}
+
 #endif

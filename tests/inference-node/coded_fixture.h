@@ -203,4 +203,23 @@ static errors_t errors_of(const fx_t *f, const char *text, double size)
     return (errors_t){sqrt(off[0] / all[0]), sqrt(off[1] / all[1])};
 }
 
+/* Every table's attention over head 0 has the scalar one's bits, for one query and for many. */
+static void attend_alike_on_every_isa(const node_body_t *body, uint32_t dim, const float *q, const char *what)
+{
+    static const uint32_t counts[] = {1, 2, 3, 7, 32};
+    static attended_t want, got;
+    const node_ops_t *list[3] = {node_ops_get(NODE_OPS_AVX2), node_ops_get(NODE_OPS_AVX512),
+                                 node_ops_get(NODE_OPS_AVX512) ? &node_ops_avx512 : NULL};
+    for (size_t n = 0; n < VC_ARRAY_LEN(counts); n++) {
+        attend_codes(&node_ops_scalar, body, 0, counts[n], q, &want);
+        for (int i = 0; i < 3; i++) {
+            if (list[i] == NULL)
+                continue;
+            attend_codes(list[i], body, 0, counts[n], q, &got);
+            cr_assert(memcmp(&want, &got, sizeof(want)) == 0, "%s, %u channels, %u queries on %s", what, dim, counts[n],
+                      list[i]->name);
+        }
+    }
+}
+
 #endif
