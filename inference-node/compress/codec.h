@@ -91,8 +91,8 @@ typedef struct node_codec_ops {
     bool chooses; /* which rows are kept or exact depends on the registered span: the header names it (horizon) */
     /* Watching: NULL slots where nothing is wanted. watch sets kinds (of Q, K, V, X, RESID; 0: this spec wants
      * nothing), state and the first position (end is end_token); what it leaves in state is freed with watch_free.
-     * watch_row runs while the threads of the engine wait or work for it: short, no locks, no allocation; what goes
-     * wrong is kept in the state and told by plan. */
+     * watch_row runs on the thread that leads the pass while the others go on: short, no locks, no allocation; what
+     * goes wrong is kept in the state and told by plan. */
     vc_status_t (*watch)(const node_spec_t *spec, const node_model_info_t *model, uint32_t first_token,
                          uint32_t end_token, node_watch_t *watch_p, vc_err_t *err);
     void (*watch_row)(void *state, node_capture_kind_t kind, uint32_t layer, uint32_t position, const float *values);

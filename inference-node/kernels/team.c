@@ -152,5 +152,3 @@ void node_team_destroy(node_team_t *team)
     vc_free(team->members);
     vc_free(team);
 }
-
-uint32_t node_team_size(const node_team_t *team) { return team->n_threads; }

@@ -19,7 +19,6 @@ typedef void (*node_team_fn)(void *arg, uint32_t thread);
 
 vc_status_t node_team_create(uint32_t n_threads, node_team_t **team_p, vc_err_t *err);
 void node_team_destroy(node_team_t *team);
-uint32_t node_team_size(const node_team_t *team);
 /* Returns when every thread has left fn. */
 void node_team_run(node_team_t *team, node_team_fn fn, void *arg);
 void node_team_barrier(node_team_t *team);
