@@ -27,9 +27,7 @@ static void open_node(compress_run_t *run)
 {
     node_opts_t o;
     node_opts_default(&o);
-    o.model_path = bench_option("model", getenv("VERICACHE_MODEL"));
-    if (!o.model_path || !o.model_path[0])
-        bench_fail("no model: give --model FILE or set VERICACHE_MODEL");
+    o.model_path = bench_model();
     o.engine.n_threads = (uint32_t)atoi(bench_option("threads", "2"));
     o.calib_dir = bench_option("calibration", "build/calibration");
     (void)mkdir("build", 0777); /* whoever needs it will say that it is not there */

@@ -23,12 +23,7 @@
 enum { MAX_PAGES = 128, MAX_SPECS = 6, MODEL_X = 8 };
 
 static vc_err_t err;
-#define OK(call)                                                \
-    do {                                                        \
-        vc_status_t st_ = (call);                               \
-        if (st_ != VC_OK)                                       \
-            bench_fail("%s: %s", vc_status_name(st_), err.msg); \
-    } while (0)
+#define OK(call) BENCH_OK(call, err)
 
 typedef struct {
     const char *name;
@@ -51,9 +46,7 @@ static void open_node(void)
 {
     node_opts_t o;
     node_opts_default(&o);
-    o.model_path = bench_option("model", getenv("VERICACHE_MODEL"));
-    if (!o.model_path || !o.model_path[0])
-        bench_fail("no model: give --model FILE or set VERICACHE_MODEL");
+    o.model_path = bench_model();
     o.engine.n_threads = (uint32_t)atoi(bench_option("threads", "2"));
     OK(node_open(&o, &node, &err));
 }

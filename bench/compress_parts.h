@@ -11,13 +11,7 @@
 #include "node.h"
 
 extern vc_err_t compress_err;
-/* For a bench whose calls must all succeed: else it ends with the sentence. */
-#define OK(call)                                                         \
-    do {                                                                 \
-        vc_status_t st_ = (call);                                        \
-        if (st_ != VC_OK)                                                \
-            bench_fail("%s: %s", vc_status_name(st_), compress_err.msg); \
-    } while (0)
+#define OK(call) BENCH_OK(call, compress_err)
 
 enum { COMPRESS_SPECS = 64, COMPRESS_TEXTS = 8, COMPRESS_PREFIXES = 2, COMPRESS_LENGTHS = 4, COMPRESS_LONGEST = 30 };
 static const uint32_t compress_lengths[COMPRESS_LENGTHS] = {4, 8, 16, COMPRESS_LONGEST};

@@ -143,7 +143,7 @@ static void calibrate(const char *method, const char *dir)
     for (int up = 0; up < 2; up++)
         *strrchr(self, '/') = '\0';
     snprintf(program, sizeof program, "%s/inference-node/vericache-node", self);
-    snprintf(model, sizeof model, "%s", bench_option("model", getenv("VERICACHE_MODEL")));
+    snprintf(model, sizeof model, "%s", bench_model());
     char *argv[12 + VC_ARRAY_LEN(calibration_texts)] = {program,
                                                         (char[]){"calibrate"},
                                                         (char[]){"--model"},

@@ -143,6 +143,14 @@ const char *bench_option(const char *name, const char *deflt)
     return deflt;
 }
 
+const char *bench_model(void)
+{
+    const char *path = bench_option("model", getenv("VERICACHE_MODEL"));
+    if (path == NULL || path[0] == '\0')
+        bench_fail("no model: give --model FILE or set VERICACHE_MODEL");
+    return path;
+}
+
 static double read_clock(clockid_t id)
 {
     struct timespec ts;

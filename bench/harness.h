@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "vc/status.h"
+
 /* Reads --quick and --csv FILE out of argv, prints the head. Call first. Other arguments stay, in order:
  * bench_argc() and bench_argv(i), i from 1. */
 void bench_init(const char *name, int argc, char **argv);
@@ -17,6 +19,8 @@ int bench_argc(void);
 const char *bench_argv(int i);
 /* Value of "--name VALUE" or "--name=VALUE" among the arguments, or deflt. */
 const char *bench_option(const char *name, const char *deflt);
+/* --model FILE, else VERICACHE_MODEL; ends the bench where there is neither. */
+const char *bench_model(void);
 
 double bench_now_s(void); /* monotonic seconds */
 double bench_cpu_s(void); /* processor seconds of this process, all threads */
@@ -42,6 +46,13 @@ void bench_figure(const char *name, double value);
 void bench_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* Prints the sentence and ends with exit code 1. */
 void bench_fail(const char *fmt, ...) __attribute__((noreturn, format(printf, 1, 2)));
+/* For calls that must succeed: else the bench ends with their sentence. */
+#define BENCH_OK(call, err)                                       \
+    do {                                                          \
+        vc_status_t st_ = (call);                                 \
+        if (st_ != VC_OK)                                         \
+            bench_fail("%s: %s", vc_status_name(st_), (err).msg); \
+    } while (0)
 
 /* Pins the calling thread; false when the machine has no such CPU. */
 bool bench_pin(int cpu);

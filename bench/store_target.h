@@ -18,12 +18,7 @@ extern store_bench_t sb;
 extern const char *const class_names[N_CLASSES];
 
 extern vc_err_t err;
-#define OK(call)                                                \
-    do {                                                        \
-        vc_status_t st_ = (call);                               \
-        if (st_ != VC_OK)                                       \
-            bench_fail("%s: %s", vc_status_name(st_), err.msg); \
-    } while (0)
+#define OK(call) BENCH_OK(call, err)
 
 typedef struct {
     cs_bufpool_t *pool;
