@@ -274,10 +274,13 @@ vc_status_t node_body_add_page(node_body_builder_t *b, uint32_t block, node_page
     block_state_t *bs = &b->blocks[block];
     if (bs->exact)
         return VC_ERR_EXISTS;
+    node_page_t *own = node_page_own(page);
+    if (own == NULL)
+        return VC_ERR_NOMEM;
     bool had_record = bs->has_record;
     drop_record(bs);
     bs->has_record = had_record; /* its place in the chain still counts, and a second record is still one too many */
-    bs->page = node_page_get(page);
+    bs->page = own;
     bs->exact = true;
     return VC_OK;
 }

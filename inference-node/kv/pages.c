@@ -5,15 +5,20 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "kv/slow.h"
 #include "vc/mem.h"
 
 struct node_page {
     _Atomic uint32_t refs;
     node_kv_dims_t dims;
-    uint16_t *data; /* [layer][kv_head]{K [head_dim][NODE_TILE], V [NODE_TILE][head_dim]} */
+    uint16_t *data;             /* [layer][kv_head]{K [head_dim][NODE_TILE], V [NODE_TILE][head_dim]} */
+    size_t layer_elems;         /* from one layer to the next */
+    void (*release)(void *arg); /* of a wrapped page, else NULL */
+    void *arg;
 };
 
 static size_t head_elems(const node_kv_dims_t *d) { return (size_t)NODE_TILE * d->head_dim; }
+static size_t layer_elems(const node_kv_dims_t *d) { return head_elems(d) * 2 * d->n_kv_head; }
 
 static node_page_t *page_alloc(const node_kv_dims_t *dims, size_t *bytes_p)
 {
@@ -30,6 +35,19 @@ static node_page_t *page_alloc(const node_kv_dims_t *dims, size_t *bytes_p)
         return NULL;
     }
     page->dims = *dims;
+    page->layer_elems = layer_elems(dims);
+    atomic_init(&page->refs, 1);
+    return page;
+}
+
+node_page_t *node_page_wrap(const node_kv_dims_t *dims, uint16_t *data, size_t layer_bytes, void (*release)(void *arg),
+                            void *arg)
+{
+    node_page_t *page = vc_calloc(1, sizeof *page);
+    if (page == NULL)
+        return NULL;
+    *page = (node_page_t){
+        .dims = *dims, .data = data, .layer_elems = layer_bytes / sizeof *data, .release = release, .arg = arg};
     atomic_init(&page->refs, 1);
     return page;
 }
@@ -55,19 +73,22 @@ void node_page_put(node_page_t *page)
     /* acq_rel: the last holder frees after everybody's accesses */
     if (page == NULL || atomic_fetch_sub_explicit(&page->refs, 1, memory_order_acq_rel) != 1)
         return;
-    vc_free(page->data);
+    if (page->release != NULL)
+        page->release(page->arg);
+    else
+        vc_free(page->data);
     vc_free(page);
 }
 
 /* Acquire: when the others are gone, their reads are over before we write. */
-static bool page_shared(const node_page_t *page)
+bool node_page_is_shared(const node_page_t *page)
 {
-    return atomic_load_explicit(&((node_page_t *)page)->refs, memory_order_acquire) > 1;
+    return page->release != NULL || atomic_load_explicit(&((node_page_t *)page)->refs, memory_order_acquire) > 1;
 }
 
 static uint16_t *k_at(const node_page_t *page, uint32_t layer, uint32_t head)
 {
-    return page->data + ((size_t)layer * page->dims.n_kv_head + head) * 2 * head_elems(&page->dims);
+    return page->data + layer * page->layer_elems + (size_t)head * 2 * head_elems(&page->dims);
 }
 
 static uint16_t *v_at(const node_page_t *page, uint32_t layer, uint32_t head)
@@ -96,10 +117,16 @@ node_page_t *node_page_copy(const node_page_t *page, uint32_t n_rows)
     node_page_t *copy = page_alloc(&page->dims, &bytes);
     if (copy == NULL)
         return NULL;
-    memcpy(copy->data, page->data, bytes);
+    for (uint32_t l = 0; l < page->dims.n_layer; l++)
+        memcpy(k_at(copy, l, 0), k_at(page, l, 0), copy->layer_elems * sizeof *copy->data);
     if (n_rows < NODE_TILE)
         zero_rows(copy, n_rows);
     return copy;
+}
+
+node_page_t *node_page_own(node_page_t *page)
+{
+    return page->release != NULL ? node_page_copy(page, NODE_TILE) : node_page_get(page);
 }
 
 /* dst[c][r] = src[r][c]; both sides stay within a few cache lines per 8 x 8 block. */
@@ -183,6 +210,7 @@ vc_status_t node_kv_init(node_kv_t *kv, const node_kv_dims_t *dims, node_body_t 
 
 void node_kv_fini(node_kv_t *kv)
 {
+    node_slow_destroy(kv->slow);
     for (uint32_t i = 0; i < kv->n_pages; i++)
         node_page_put(kv->pages[i]);
     vc_free(kv->pages);
@@ -209,7 +237,7 @@ static vc_status_t room_for_pages(node_kv_t *kv, uint32_t n)
 /* Replaces a shared page by a copy of its first n_rows rows. */
 static vc_status_t unshare(node_kv_t *kv, uint32_t index, uint32_t n_rows)
 {
-    if (!page_shared(kv->pages[index]))
+    if (!node_page_is_shared(kv->pages[index]))
         return VC_OK;
     node_page_t *copy = node_page_copy(kv->pages[index], n_rows);
     if (copy == NULL)
@@ -243,8 +271,13 @@ vc_status_t node_kv_truncate(node_kv_t *kv, uint32_t n_tokens)
     if (n_tokens > kv->n_tokens || n_tokens < kv->first_block * NODE_TILE)
         return VC_ERR_RANGE;
     uint32_t rows = n_tokens % NODE_TILE, keep = page_index(kv, n_tokens) + (rows != 0);
+    if (kv->slow != NULL && n_tokens < kv->n_tokens) {
+        vc_status_t st = node_slow_truncate(kv, n_tokens);
+        if (st != VC_OK)
+            return st;
+    }
     if (n_tokens < kv->n_tokens && rows != 0) {
-        bool shared = page_shared(kv->pages[keep - 1]);
+        bool shared = node_page_is_shared(kv->pages[keep - 1]);
         vc_status_t st = unshare(kv, keep - 1, rows);
         if (st != VC_OK)
             return st;

@@ -33,6 +33,13 @@ void node_page_put(node_page_t *page);                     /* NULL is fine */
 uint16_t *node_page_k(node_page_t *page, uint32_t layer, uint32_t head); /* [head_dim][NODE_TILE] */
 uint16_t *node_page_v(node_page_t *page, uint32_t layer, uint32_t head); /* [NODE_TILE][head_dim] */
 node_page_t *node_page_copy(const node_page_t *page, uint32_t n_rows);   /* first n_rows rows, the others zero */
+/* A read-only page over memory of others, whose layers lie layer_bytes apart; release(arg) when it goes. NULL when out
+ * of memory. */
+node_page_t *node_page_wrap(const node_kv_dims_t *dims, uint16_t *data, size_t layer_bytes, void (*release)(void *arg),
+                            void *arg);
+/* For whoever keeps a page: another reference, or a copy of a wrapped one. NULL when out of memory. */
+node_page_t *node_page_own(node_page_t *page);
+bool node_page_is_shared(const node_page_t *page); /* others hold it too, or it is wrapped: not to be written to */
 /* Payload of a full record's layer part ([k,v][kv_head][token][dim] f16) to and from a page. */
 void node_page_load_layer(node_page_t *page, uint32_t layer, const uint16_t *part);
 void node_page_store_layer(const node_page_t *page, uint32_t layer, uint16_t *part);
@@ -71,6 +78,10 @@ typedef struct node_kv {
     uint32_t first_block; /* body ? body->n_tokens / NODE_TILE : 0 */
     uint32_t n_pages, cap_pages;
     uint32_t n_tokens; /* absolute positions with rows, body included */
+    /* kv/slow.h: NULL, or where the oldest blocks are, whose pages are NULL then. In a pass: the spilled blocks of the
+     * layer at hand, [block][kv_head]{K, V}. */
+    struct node_slow *slow;
+    const uint16_t *stream;
 } node_kv_t;
 
 vc_status_t node_kv_init(node_kv_t *kv, const node_kv_dims_t *dims,
@@ -83,9 +94,10 @@ vc_status_t node_kv_reserve(node_kv_t *kv, uint32_t n);
 vc_status_t node_kv_truncate(node_kv_t *kv, uint32_t n_tokens);
 /* Appends a whole block as a page (takes over the reference, on success only); n_tokens must be at a block boundary. */
 vc_status_t node_kv_append_page(node_kv_t *kv, node_page_t *page);
-node_page_t *node_kv_page_at(const node_kv_t *kv,
-                             uint32_t block); /* absolute block; NULL inside the body or past the end */
-/* BLAKE2b over the rows [first, n) of all pages in record order: the full-KV digest of tests. Body must be NULL. */
+/* absolute block; NULL inside the body, in the slow tier or past the end */
+node_page_t *node_kv_page_at(const node_kv_t *kv, uint32_t block);
+/* BLAKE2b over the rows [first, n) of all pages in record order: the full-KV digest of tests. Body must be NULL, and
+ * nothing in the slow tier (node_slow_view). */
 void node_kv_digest(const node_kv_t *kv, uint32_t n_tokens, vc_digest_t *digest_p);
 
 #endif

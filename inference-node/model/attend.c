@@ -73,6 +73,11 @@ static node_tile_t tile_at(const node_engine_t *eng, const walk_t *w, uint32_t i
     if (index < w->n_body)
         return kv->body->tiles[w->layer * eng->info.n_kv_head + w->head][index];
     node_page_t *page = kv->pages[index - w->n_body];
+    if (page == NULL) { /* in the slow tier, which never has a body before it */
+        size_t half = (size_t)NODE_TILE * eng->info.head_dim;
+        const uint16_t *k = kv->stream + ((size_t)index * eng->info.n_kv_head + w->head) * 2 * half;
+        return (node_tile_t){k, k + half, NODE_TILE, NULL};
+    }
     return (node_tile_t){node_page_k(page, w->layer, w->head), node_page_v(page, w->layer, w->head), NODE_TILE, NULL};
 }
 

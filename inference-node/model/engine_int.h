@@ -6,6 +6,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/team.h"
+#include "kv/slow.h"
 #include "model/engine.h"
 #include "model/weights.h"
 
@@ -69,6 +70,11 @@ typedef struct node_pass {
     uint32_t tail; /* rows below it need nothing of the last layer but their K and V */
     float *logits;
     const node_capture_t *capture;
+    /* sessions with a slow tier: whether any has blocks there, how that went, whose block came back damaged */
+    bool streams;
+    vc_status_t status;
+    node_kv_t *_Atomic damaged;
+    vc_err_t *err;
 } node_pass_t;
 
 /* Position of row i of the pass. */
@@ -81,5 +87,13 @@ void node_attend_layer(node_pass_t *pass, uint32_t layer, uint32_t first_block, 
 uint32_t node_attend_block_rows(const node_engine_t *eng);
 
 void node_forward_worker(void *pass, uint32_t thread);
+
+/* stream.c. Before the pass, once; nothing of it has happened yet when this fails. */
+vc_status_t node_stream_begin(node_pass_t *pass, vc_err_t *err);
+/* Where pass->streams, by every thread of the team: the layer's blocks are there and whole. False: the pass ends here,
+ * for all threads alike, and pass->status says why. */
+bool node_stream_layer(node_pass_t *pass, uint32_t layer, uint32_t thread);
+void node_stream_release(node_pass_t *pass, uint32_t thread); /* the layer has been attended */
+void node_stream_abort(node_pass_t *pass);                    /* after a pass that failed */
 
 #endif

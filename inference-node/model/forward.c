@@ -217,6 +217,8 @@ static void rest_part(node_pass_t *pass, uint32_t layer, uint32_t first, uint32_
     const node_layer_t *w = &eng->w.layers[layer];
     uint32_t end = pass->n_rows;
     node_attend_layer(pass, layer, (uint32_t)(block_of(pass, first) - eng->blocks), thread);
+    if (pass->streams)
+        node_stream_release(pass, thread);
     each_row(pass, layer, first, end, row_attn_out);
     const target_t o = {&w->o, eng->y, eng->model_stride};
     linear(pass, &eng->act_attn, first, end, &o, 1);
@@ -236,8 +238,12 @@ void node_forward_worker(void *arg, uint32_t thread)
     for (uint32_t layer = 0; layer < eng->info.n_layer; layer++) {
         uint32_t first = layer + 1 == eng->info.n_layer ? pass->tail : 0;
         kv_part(pass, layer, thread);
+        if (pass->streams && !node_stream_layer(pass, layer, thread))
+            return;
         if (first < pass->n_rows)
             rest_part(pass, layer, first, thread);
+        else if (pass->streams)
+            node_stream_release(pass, thread);
     }
     if (pass->tail == pass->n_rows)
         return;
@@ -316,6 +322,20 @@ static uint32_t run_length(const node_row_t *rows, uint32_t n, uint32_t i)
     return end - i;
 }
 
+/* A pass that failed: rows that it wrote are zeroed again. */
+static vc_status_t undo(node_pass_t *pass)
+{
+    node_stream_abort(pass);
+    for (uint32_t i = 0; i < pass->n_rows; i += run_length(pass->rows, pass->n_rows, i)) {
+        node_kv_t *kv = pass->rows[i].kv;
+        uint32_t before = kv->n_tokens;
+        kv->n_tokens += run_length(pass->rows, pass->n_rows, i);
+        if (node_kv_truncate(kv, before) != VC_OK)
+            kv->n_tokens = before;
+    }
+    return pass->status;
+}
+
 vc_status_t node_forward(node_engine_t *eng, const node_row_t *rows, uint32_t n_rows, float *logits,
                          const node_capture_t *capture, vc_err_t *err)
 {
@@ -323,8 +343,10 @@ vc_status_t node_forward(node_engine_t *eng, const node_row_t *rows, uint32_t n_
         return VC_OK;
     if (n_rows > eng->max_rows)
         return vc_err_set(err, VC_ERR_RANGE, "%u rows in a pass, at most %u", n_rows, eng->max_rows);
-    node_pass_t pass = {.eng = eng, .rows = rows, .n_rows = n_rows, .logits = logits, .capture = capture};
+    node_pass_t pass = {.eng = eng, .rows = rows, .n_rows = n_rows, .logits = logits, .capture = capture, .err = err};
     vc_status_t st = plan(&pass, err);
+    if (st == VC_OK)
+        st = node_stream_begin(&pass, err);
     if (st != VC_OK)
         return st;
     if (capture == NULL || (capture->kinds & NODE_CAP_HIDDEN) == 0)
@@ -333,6 +355,8 @@ vc_status_t node_forward(node_engine_t *eng, const node_row_t *rows, uint32_t n_
         if (node_kv_reserve(rows[i].kv, run_length(rows, n_rows, i)) != VC_OK)
             return vc_err_set(err, VC_ERR_NOMEM, "no memory for the KV of %u rows", run_length(rows, n_rows, i));
     node_team_run(eng->team, node_forward_worker, &pass);
+    if (pass.status != VC_OK)
+        return undo(&pass);
     for (uint32_t i = 0; i < n_rows; i++)
         rows[i].kv->n_tokens++;
     return VC_OK;

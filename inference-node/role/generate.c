@@ -54,6 +54,9 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
         {"context", VC_OPT_U64, &o->context, "0", 0, 4294967295.0, NULL, "context limit in tokens; 0: the model's"},
         {"threads", VC_OPT_U64, &o->threads, "2", 1, 256, NULL, "threads of the engine"},
         {"isa", VC_OPT_ENUM, &f->isa, "auto", 0, 0, "auto|scalar|avx2|avx512", "instruction set of the kernels"},
+        {"kv-ram", VC_OPT_BYTES, &o->kv_ram, "0", 0, 0, NULL,
+         "full KV in memory at most, the rest is streamed from a file; 0: all of it in memory"},
+        {"kv-dir", VC_OPT_STRING, &o->kv_dir, NULL, 0, 0, NULL, "folder of that file; default $TMPDIR or /var/tmp"},
         {"server", VC_OPT_STRING, &o->server, NULL, 0, 0, NULL, "cache server HOST:PORT"},
         {"verifier", VC_OPT_STRING, &o->verifier, NULL, 0, 0, NULL,
          "verify node HOST:PORT, or several separated by ','"},
@@ -134,6 +137,11 @@ static vc_status_t finish_opts(flags_t *f, const vc_config_t *config, int argc, 
     o->sampling.top_k = (uint32_t)f->top_k;
     if (o->raw && o->system[0])
         return vc_err_set(err, VC_ERR_INVALID, "--system needs the chat template, --raw has none");
+    if (o->kv_ram && (o->server[0] || o->verifier[0]))
+        return vc_err_set(err, VC_ERR_INVALID,
+                          "--kv-ram is for generation in one process, without --server, --verifier");
+    if (o->kv_ram && !o->compressor[0] && o->draft_length && o->draft_length != NODE_DRAFT_AUTO)
+        return vc_err_set(err, VC_ERR_INVALID, "--kv-ram with --draft-length needs a --compressor to draft from");
     return node_sampling_check(&o->sampling, err);
 }
 

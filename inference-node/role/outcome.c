@@ -42,12 +42,14 @@ static json_t *solo_fields(const node_outcome_t *o)
         return json_object();
     char digest[2 * VC_DIGEST_BYTES + 1];
     vc_hex(o->kv_digest.b, VC_DIGEST_BYTES, digest);
-    return json_pack("{s:s,s:I,s:I,s:I,s:I,s:s,s:I,s:I,s:I,s:I,s:s}", "kv_digest", digest, "prefill_us",
+    return json_pack("{s:s,s:I,s:I,s:I,s:I,s:s,s:I,s:I,s:I,s:I,s:s,s:I,s:I,s:I,s:I}", "kv_digest", digest, "prefill_us",
                      (json_int_t)o->prefill_us, "compress_us", (json_int_t)o->compress_us, "draft_us",
                      (json_int_t)o->draft_us, "verify_us", (json_int_t)o->verify_us, "compressor", o->compressor,
                      "compressed_tokens", (json_int_t)o->compressed_tokens, "compressed_bytes",
                      (json_int_t)o->compressed_bytes, "plain_rounds", (json_int_t)o->plain_rounds, "threads",
-                     (json_int_t)o->n_threads, "isa", o->isa);
+                     (json_int_t)o->n_threads, "isa", o->isa, "kv_ram_bytes", (json_int_t)o->kv_ram_bytes,
+                     "kv_written_bytes", (json_int_t)o->kv_written_bytes, "kv_read_bytes", (json_int_t)o->kv_read_bytes,
+                     "kv_wait_us", (json_int_t)o->kv_wait_us);
 }
 
 vc_status_t node_outcome_print_json(const node_outcome_t *o, const char *text, size_t text_len, FILE *out)
@@ -99,6 +101,10 @@ void node_outcome_print_stats(const node_outcome_t *o, FILE *out)
         if (o->compressed_tokens > 0)
             fprintf(out, "drafted from %u tokens compressed by %s to %.2f MB in %.2f s\n", o->compressed_tokens,
                     o->compressor, (double)o->compressed_bytes / 1e6, (double)o->compress_us / 1e6);
+        if (o->kv_ram_bytes > 0)
+            fprintf(out, "full KV: %.2f MB in memory, %.2f MB written out, %.2f MB streamed, waited %.2f s for it\n",
+                    (double)o->kv_ram_bytes / 1e6, (double)o->kv_written_bytes / 1e6, (double)o->kv_read_bytes / 1e6,
+                    (double)o->kv_wait_us / 1e6);
     }
     fprintf(out, "digest of committed logits %s\n", digest);
     if (is_solo(o)) {

@@ -35,6 +35,8 @@ typedef struct node_outcome {
     const char *compressor; /* canonical text, or "" */
     uint32_t compressed_tokens;
     uint64_t compressed_bytes;
+    uint64_t kv_ram_bytes; /* slow tier: full KV in memory at most; 0: there was none */
+    uint64_t kv_written_bytes, kv_read_bytes, kv_wait_us;
     uint32_t plain_rounds; /* passes without drafts */
     uint32_t n_threads;
     const char *isa;

@@ -3,10 +3,12 @@
  * One thread beside the engine's own.
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "compress/codec.h"
+#include "kv/slow.h"
 #include "node.h"
 #include "role/generate.h"
 #include "role/local_body.h"
@@ -95,6 +97,33 @@ static vc_status_t make_verifier(solo_t *s, vc_err_t *err)
     return st == VC_OK ? node_text_create(s->node->tok, s->opts->stops, s->opts->n_stops, &s->text, err) : st;
 }
 
+/* With --kv-ram, where the request may need more: its full KV goes to a file as it comes. */
+static vc_status_t make_slow(solo_t *s, vc_err_t *err)
+{
+    const node_generate_opts_t *o = s->opts;
+    const node_model_info_t *info = node_engine_info(s->node->engine);
+    const char *tmp = getenv("TMPDIR");
+    uint64_t context = o->context && o->context < info->context ? o->context : info->context;
+    uint64_t most = VC_MIN(context, s->n_prompt + o->max_tokens + max_draft(o));
+    node_slow_opts_t so = {.dir = o->kv_dir[0]    ? o->kv_dir
+                                  : tmp && tmp[0] ? tmp
+                                                  : "/var/tmp",
+                           .ram_bytes = o->kv_ram,
+                           .max_tokens = (uint32_t)most,
+                           .pass_rows = VC_MAX(PREFILL_ROWS, max_draft(o) + 1)};
+    node_kv_t *kv = node_verifier_kv(s->verifier);
+    node_slow_t *slow;
+    if (!o->kv_ram || !node_slow_needed(&kv->dims, &so))
+        return VC_OK;
+    vc_status_t st = node_slow_create(&kv->dims, &so, &slow, err);
+    if (st != VC_OK)
+        return st;
+    st = node_kv_set_slow(kv, slow);
+    if (st != VC_OK)
+        node_slow_destroy(slow);
+    return st == VC_OK ? st : vc_err_set(err, st, "slow tier: it does not fit the session");
+}
+
 static vc_status_t write_out(solo_t *s, const char *text, size_t len, vc_err_t *err)
 {
     if (s->opts->json || !len)
@@ -140,15 +169,26 @@ static vc_status_t prefill(solo_t *s, node_verdict_t *verdict, vc_err_t *err)
     return st;
 }
 
+/* A compressor sees the whole full KV, wherever it is. */
+static vc_status_t make_body(solo_t *s, uint32_t n_blocks, vc_err_t *err)
+{
+    const node_replay_t replay = node_replay(s->node);
+    node_kv_t view;
+    vc_status_t st = node_slow_view(node_verifier_kv(s->verifier), &view, err);
+    if (st != VC_OK)
+        return st;
+    st = node_local_body_replay(&replay, &s->spec, &view, s->prompt, n_blocks, &s->body, err);
+    node_kv_fini(&view);
+    return st;
+}
+
 static vc_status_t make_session(solo_t *s, vc_err_t *err)
 {
     vc_status_t st = VC_OK;
     uint32_t n_blocks = (uint32_t)VC_MIN(s->n_prompt, s->opts->compress_tokens) / NODE_TILE;
     uint64_t t0 = now_us();
     if (s->opts->compressor[0] && s->opts->draft_length && n_blocks) {
-        const node_replay_t replay = node_replay(s->node);
-        st = node_local_body_replay(&replay, &s->spec, node_verifier_kv(s->verifier), s->prompt, n_blocks, &s->body,
-                                    err);
+        st = make_body(s, n_blocks, err);
         if (st != VC_OK)
             return st;
         s->outcome.compressed_tokens = s->body->n_tokens;
@@ -187,7 +227,28 @@ static vc_status_t generate(solo_t *s, vc_err_t *err)
     return st;
 }
 
-static void fill_outcome(solo_t *s)
+static vc_status_t fill_kv(solo_t *s, vc_err_t *err)
+{
+    node_outcome_t *o = &s->outcome;
+    const node_kv_t *kv = node_verifier_kv(s->verifier);
+    node_kv_t view;
+    if (kv->slow != NULL) {
+        node_slow_stats_t slow;
+        node_slow_stats(kv->slow, &slow);
+        o->kv_ram_bytes = slow.ram_bytes;
+        o->kv_written_bytes = slow.written_bytes;
+        o->kv_read_bytes = slow.read_bytes;
+        o->kv_wait_us = slow.wait_us;
+    }
+    vc_status_t st = node_slow_view(kv, &view, err);
+    if (st != VC_OK)
+        return st;
+    node_kv_digest(&view, view.n_tokens, &o->kv_digest);
+    node_kv_fini(&view);
+    return VC_OK;
+}
+
+static vc_status_t fill_outcome(solo_t *s, vc_err_t *err)
 {
     node_outcome_t *o = &s->outcome;
     uint32_t n;
@@ -212,8 +273,7 @@ static void fill_outcome(solo_t *s)
     o->n_threads = (uint32_t)s->opts->threads;
     o->isa = node_isa_name(node_engine_isa(s->node->engine));
     node_verifier_digest(s->verifier, &o->digest);
-    const node_kv_t *kv = node_verifier_kv(s->verifier);
-    node_kv_digest(kv, kv->n_tokens, &o->kv_digest);
+    return fill_kv(s, err);
 }
 
 /* The rest of the text and what was asked for behind it. */
@@ -226,7 +286,9 @@ static vc_status_t finish_output(solo_t *s, vc_err_t *err)
         st = write_out(s, "\n", 1, err);
     if (st != VC_OK)
         return st;
-    fill_outcome(s);
+    st = fill_outcome(s, err);
+    if (st != VC_OK)
+        return st;
     return node_generate_report(s->opts, &s->outcome, s->text, s->out, err);
 }
 
@@ -253,6 +315,8 @@ vc_status_t node_generate_solo(const node_generate_opts_t *opts, FILE *out, cons
         st = open_model(&s, err);
     if (st == VC_OK)
         st = make_verifier(&s, err);
+    if (st == VC_OK)
+        st = make_slow(&s, err);
     if (st == VC_OK)
         st = generate(&s, err);
     if (st == VC_OK)

@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "kv/slow.h"
 #include "vc/mem.h"
 
 struct node_drafter {
@@ -16,6 +17,7 @@ struct node_drafter {
     node_kv_t kv;
     uint32_t *tokens; /* [cap] */
     uint32_t n_committed, n_pending, cap;
+    uint32_t n_shared; /* blocks before this one are the verifier's, and final */
     float *logits; /* one row */
 };
 
@@ -235,6 +237,24 @@ vc_status_t node_drafter_put_rows(node_drafter_t *d, uint32_t first, uint32_t n,
     return st;
 }
 
+/* The block's page as the drafter keeps it: a full one shared, or read back where the slow tier has it. */
+static vc_status_t page_to_keep(const node_kv_t *full, uint32_t block, uint32_t rows, node_page_t **page_p,
+                                vc_err_t *err)
+{
+    node_page_t *page = node_kv_page_at(full, block);
+    if (page == NULL)
+        return node_slow_load_page(full->slow, block, page_p, err);
+    *page_p = rows == NODE_TILE ? node_page_get(page) : node_page_copy(page, rows);
+    return *page_p != NULL ? VC_OK : vc_err_set(err, VC_ERR_NOMEM, "drafter: out of memory");
+}
+
+/* A block that went to the slow tier since it was shared is the same still. */
+static bool is_shared(const node_drafter_t *d, const node_kv_t *full, uint32_t block)
+{
+    const node_page_t *mine = node_kv_page_at(&d->kv, block), *theirs = node_kv_page_at(full, block);
+    return mine != NULL && (theirs != NULL ? mine == theirs : block < d->n_shared);
+}
+
 vc_status_t node_drafter_share(node_drafter_t *d, const node_kv_t *full, vc_err_t *err)
 {
     uint32_t body = d->kv.first_block * NODE_TILE;
@@ -245,23 +265,23 @@ vc_status_t node_drafter_share(node_drafter_t *d, const node_kv_t *full, vc_err_
     vc_status_t st = drop_from(d, 0, err);
     /* Full pages that are shared already stay. Everything behind them goes, and comes again from the verifier. */
     uint32_t block = d->kv.first_block;
-    while (st == VC_OK && block < full->n_tokens / NODE_TILE && node_kv_page_at(&d->kv, block) &&
-           node_kv_page_at(&d->kv, block) == node_kv_page_at(full, block))
+    while (st == VC_OK && block < full->n_tokens / NODE_TILE && is_shared(d, full, block))
         block++;
     if (st == VC_OK && d->kv.n_tokens > block * NODE_TILE)
         st = kv_error(node_kv_truncate(&d->kv, block * NODE_TILE), err);
     for (; st == VC_OK && block * NODE_TILE < full->n_tokens; block++) {
         uint32_t rows = VC_MIN(full->n_tokens - block * NODE_TILE, NODE_TILE);
-        node_page_t *page = node_kv_page_at(full, block);
-        page = rows == NODE_TILE ? node_page_get(page) : node_page_copy(page, rows);
-        if (!page)
-            return vc_err_set(err, VC_ERR_NOMEM, "drafter: out of memory");
+        node_page_t *page;
+        st = page_to_keep(full, block, rows, &page, err);
+        if (st != VC_OK)
+            return st;
         st = kv_error(node_kv_append_page(&d->kv, page), err);
         if (st == VC_OK)
             d->kv.n_tokens -= NODE_TILE - rows; /* a page is appended as if it were full */
         else
             node_page_put(page);
     }
+    d->n_shared = st == VC_OK ? full->n_tokens / NODE_TILE : 0;
     return st;
 }
 

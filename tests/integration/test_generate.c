@@ -92,6 +92,84 @@ Test(generate, json_tells_text_tokens_and_digests_that_do_not_depend_on_the_way)
     vt_tmpdir_remove(&dir);
 }
 
+/* A prompt of many blocks in a file; static storage. */
+static const char *long_prompt(void)
+{
+    const char *path = vt_tmpdir_path(&dir, "long.txt");
+    FILE *f = fopen(path, "w");
+    cr_assert(f != NULL);
+    for (int i = 0; i < 40; i++)
+        fprintf(f, "%d: the user is in and out of the system, %x\n", i, i * 7919);
+    cr_assert_eq(fclose(f), 0);
+    return path;
+}
+
+static json_t *generate_long(const char *path, const char *a, const char *b, const char *c, const char *d)
+{
+    char *out;
+    int rc =
+        generate(&out, "--json", "--max-tokens", "40", "--prompt-file", path, "--kv-dir", dir.path, a, b, c, d, NULL);
+    cr_assert_eq(rc, 0, "%s", out);
+    json_error_t je;
+    json_t *o = json_loads(out, 0, &je);
+    cr_assert(o != NULL, "%s in %s", je.text, out);
+    vc_free(out);
+    return o;
+}
+
+static json_int_t number(const json_t *o, const char *name) { return json_integer_value(json_object_get(o, name)); }
+
+Test(generate, full_kv_in_a_file_gives_the_text_of_full_kv_in_memory)
+{
+    SETUP();
+    const char *path = long_prompt();
+    json_t *plain = generate_long(path, "--draft-length=0", NULL, NULL, NULL);
+    cr_assert_eq(number(plain, "kv_ram_bytes"), 0);
+    const char *ways[][3] = {{"--draft-length=0", NULL, NULL},
+                             {"--draft-length=5", "--compressor=rot:bits=4", "--threads=1"},
+                             {"--draft-length=7", "--compressor=snapkv:keep=0.25,window=32", NULL},
+                             {"--draft-length=auto", "--compressor=kivi:bits=4,group=16", "--isa=scalar"},
+                             {"--draft-length=3", "--compressor=kvzip", "--compress-tokens=512"}};
+    for (size_t i = 0; i < VC_ARRAY_LEN(ways); i++) {
+        json_t *o = generate_long(path, "--kv-ram=400KB", ways[i][0], ways[i][1], ways[i][2]);
+        const char *same[] = {"text", "finish", "logits_digest", "kv_digest"};
+        for (size_t k = 0; k < VC_ARRAY_LEN(same); k++)
+            cr_assert_str_eq(field(plain, same[k]), field(o, same[k]), "%s of way %zu", same[k], i);
+        cr_assert_gt(number(o, "kv_ram_bytes"), 0, "way %zu", i);
+        cr_assert_leq(number(o, "kv_ram_bytes"), 400000);
+        cr_assert_gt(number(o, "kv_written_bytes"), 0);
+        cr_assert_gt(number(o, "kv_read_bytes"), 10 * number(o, "kv_written_bytes") / 2, "way %zu", i);
+        json_decref(o);
+    }
+    json_t *roomy = generate_long(path, "--kv-ram=1GB", "--draft-length=0", NULL, NULL);
+    cr_assert_eq(number(roomy, "kv_ram_bytes"), 0, "nothing is written where everything fits");
+    json_decref(roomy);
+    json_decref(plain);
+    vt_tmpdir_remove(&dir);
+}
+
+Test(generate, a_slow_tier_that_cannot_be_made_is_told_in_a_sentence)
+{
+    SETUP();
+    const char *path = long_prompt();
+    char *out;
+    cr_assert_eq(generate(&out, "--prompt-file", path, "--kv-ram=20KB", NULL), 64, "%s", out);
+    cr_assert(strstr(out, "too little"), "%s", out);
+    vc_free(out);
+    cr_assert_eq(
+        generate(&out, "--prompt-file", path, "--kv-ram=400KB", "--max-tokens=40", "--kv-dir=/nonexistent/x", NULL), 64,
+        "%s", out);
+    cr_assert(strstr(out, "/nonexistent/x"), "%s", out);
+    vc_free(out);
+    cr_assert_eq(generate(&out, "--prompt-file", path, "--kv-ram=400KB", "--draft-length=4", NULL), 64);
+    cr_assert(strstr(out, "--compressor"), "%s", out);
+    vc_free(out);
+    cr_assert_eq(generate(&out, "--prompt-file", path, "--kv-ram=400KB", "--verifier=127.0.0.1:1", NULL), 64);
+    cr_assert(strstr(out, "--kv-ram"), "%s", out);
+    vc_free(out);
+    vt_tmpdir_remove(&dir);
+}
+
 Test(generate, text_on_stdout_is_the_text_of_the_json)
 {
     SETUP();
