@@ -3,7 +3,7 @@
  * ExpectedAttention's statistics, RotateKV's order of channels). One file per method and model, made by `vericache-node
  * calibrate`:
  *
- *   8   "VCCALIB1"            16  method name, zero padded
+ *   8   "VCCALIB1"            16  of the method's name, zero padded or cut
  *   4   version (1)           4   n_layer, 4 n_head, 4 n_kv_head, 4 head_dim, 4 d_model
  *   32  weights digest of the model (keyspace)
  *   8   payload bytes         then the payload, whose layout is the method's (compress/METHODS.md)
