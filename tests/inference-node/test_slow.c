@@ -122,8 +122,9 @@ static void check_same(const result_t *want, node_engine_t *engine, const node_s
     vc_free(got);
 }
 
-Test(slow, any_budget_cut_threads_and_io_give_the_bits_of_memory, .init = setup, .fini = teardown)
+Test(slow, any_budget_cut_threads_and_io_give_the_bits_of_memory)
 {
+    setup();
     static const double budgets[] = {8.0, 9.5, 11};
     static const uint32_t cuts[] = {128, 31, 64, 100};
     for (uint32_t threads = 1; threads <= 2; threads++) {
@@ -141,10 +142,12 @@ Test(slow, any_budget_cut_threads_and_io_give_the_bits_of_memory, .init = setup,
         vc_free(want);
         node_engine_destroy(engine);
     }
+    teardown();
 }
 
-Test(slow, sessions_with_and_without_a_slow_tier_share_a_pass, .init = setup, .fini = teardown)
+Test(slow, sessions_with_and_without_a_slow_tier_share_a_pass)
 {
+    setup();
     node_engine_t *engine = gen_engine(&model, 2, NODE_ISA_AUTO);
     result_t *want = plain_result(engine);
     uint32_t tokens[N_ALL];
@@ -171,6 +174,7 @@ Test(slow, sessions_with_and_without_a_slow_tier_share_a_pass, .init = setup, .f
         node_kv_fini(&kv[i]);
     vc_free(want);
     node_engine_destroy(engine);
+    teardown();
 }
 
 /* A session with blocks in the file, between two passes. */
@@ -212,8 +216,9 @@ static void damage(const node_slow_t *s, uint32_t layer, uint32_t block)
     close(fd);
 }
 
-Test(slow, one_flipped_bit_ends_the_session_with_a_sentence, .init = setup, .fini = teardown)
+Test(slow, one_flipped_bit_ends_the_session_with_a_sentence)
 {
+    setup();
     for (int mode = NODE_SLOW_IO_AUTO; mode <= NODE_SLOW_IO_THREADS; mode += 2) {
         node_kv_t kv, view;
         vc_err_t err = {0};
@@ -232,10 +237,12 @@ Test(slow, one_flipped_bit_ends_the_session_with_a_sentence, .init = setup, .fin
         node_kv_fini(&kv);
         node_engine_destroy(engine);
     }
+    teardown();
 }
 
-Test(slow, a_file_that_became_shorter_is_told, .init = setup, .fini = teardown)
+Test(slow, a_file_that_became_shorter_is_told)
 {
+    setup();
     for (int mode = NODE_SLOW_IO_AUTO; mode <= NODE_SLOW_IO_THREADS; mode += 2) {
         node_kv_t kv;
         vc_err_t err = {0};
@@ -246,10 +253,12 @@ Test(slow, a_file_that_became_shorter_is_told, .init = setup, .fini = teardown)
         node_kv_fini(&kv);
         node_engine_destroy(engine);
     }
+    teardown();
 }
 
-Test(slow, a_full_disk_and_a_bad_folder_are_told_before_the_first_token, .init = setup, .fini = teardown)
+Test(slow, a_full_disk_and_a_bad_folder_are_told_before_the_first_token)
 {
+    setup();
     node_engine_t *engine = gen_engine(&model, 1, NODE_ISA_AUTO);
     vc_err_t err = {0};
     node_kv_t kv;
@@ -268,10 +277,12 @@ Test(slow, a_full_disk_and_a_bad_folder_are_told_before_the_first_token, .init =
     cr_assert(strstr(err.msg, "/nonexistent/folder"), "%s", err.msg);
     node_kv_fini(&kv);
     node_engine_destroy(engine);
+    teardown();
 }
 
-Test(slow, a_budget_that_is_too_small_names_one_that_works, .init = setup, .fini = teardown)
+Test(slow, a_budget_that_is_too_small_names_one_that_works)
 {
+    setup();
     node_engine_t *engine = gen_engine(&model, 1, NODE_ISA_AUTO);
     vc_err_t err = {0};
     node_kv_t kv;
@@ -291,10 +302,12 @@ Test(slow, a_budget_that_is_too_small_names_one_that_works, .init = setup, .fini
     cr_assert_eq(kv.n_tokens, 0);
     node_kv_fini(&kv);
     node_engine_destroy(engine);
+    teardown();
 }
 
-Test(slow, truncation_into_spilled_blocks_brings_them_back, .init = setup, .fini = teardown)
+Test(slow, truncation_into_spilled_blocks_brings_them_back)
 {
+    setup();
     static const uint32_t cuts[] = {70, 128, 1, 0};
     for (size_t i = 0; i < VC_ARRAY_LEN(cuts); i++) {
         node_kv_t kv;
@@ -310,10 +323,12 @@ Test(slow, truncation_into_spilled_blocks_brings_them_back, .init = setup, .fini
         node_kv_fini(&kv);
         node_engine_destroy(engine);
     }
+    teardown();
 }
 
-Test(slow, pages_that_others_hold_stay_and_views_can_be_kept, .init = setup, .fini = teardown)
+Test(slow, pages_that_others_hold_stay_and_views_can_be_kept)
 {
+    setup();
     node_kv_t kv, view;
     node_engine_t *engine = spilled_session(&kv, NODE_SLOW_IO_AUTO);
     uint32_t n = node_slow_n_spilled(kv.slow), tokens[N_ALL];
@@ -339,4 +354,69 @@ Test(slow, pages_that_others_hold_stay_and_views_can_be_kept, .init = setup, .fi
     node_page_put(own);
     node_page_put(loaded);
     node_engine_destroy(engine);
+    teardown();
+}
+
+/* A body of two blocks leaves the drafter a long tail, most of which is spilled before it is first shared. */
+Test(slow, a_drafter_reads_spilled_blocks_back_once_and_the_text_is_that_of_memory)
+{
+    setup();
+    enum { N_PROMPT = 600, N_NEW = 60 };
+    node_engine_t *engine = gen_engine(&model, 2, NODE_ISA_AUTO);
+    uint32_t prompt[N_PROMPT];
+    gen_prompt(3, prompt, N_PROMPT);
+    gen_request_t r = {.engine = engine, .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW, .x = 6};
+    gen_result_t want;
+    gen_run(&r, &want);
+    node_slow_opts_t o = opts_of(engine, 8);
+    o.max_tokens = N_PROMPT + N_NEW + 64;
+    node_kv_dims_t dims;
+    node_slow_t *slow;
+    node_engine_kv_dims(engine, &dims);
+    node_verifier_t *v = gen_verifier(&r);
+    GEN_OK(node_slow_create(&dims, &o, &slow, &gen_err));
+    GEN_OK(node_kv_set_slow(node_verifier_kv(v), slow));
+    node_verdict_t verdict;
+    GEN_OK(node_verifier_start(v, PASS_ROWS, &verdict, &gen_err));
+    cr_assert_gt(node_slow_n_spilled(slow), 2);
+    node_kv_t view;
+    node_spec_t spec;
+    node_body_t *body;
+    GEN_OK(node_slow_view(node_verifier_kv(v), &view, &gen_err));
+    GEN_OK(node_spec_parse("rot:bits=4", &spec, &gen_err));
+    GEN_OK(node_local_body(engine, &spec, &view, prompt, 2, &body, &gen_err));
+    node_kv_fini(&view);
+
+    node_drafter_opts_t d;
+    node_drafter_t *drafter;
+    uint32_t n;
+    const uint32_t *tokens = node_verifier_tokens(v, &n);
+    node_drafter_opts_default(&d);
+    d.engine = engine;
+    d.body = body;
+    GEN_OK(node_drafter_create(&d, tokens, n, &drafter, &gen_err));
+    GEN_OK(node_drafter_share(drafter, node_verifier_kv(v), &gen_err));
+    const node_page_t *second = node_kv_page_at(node_drafter_kv(drafter), 2);
+    cr_assert(second != NULL && node_kv_page_at(node_verifier_kv(v), 2) == NULL);
+    GEN_OK(node_drafter_share(drafter, node_verifier_kv(v), &gen_err));
+    cr_assert_eq(node_kv_page_at(node_drafter_kv(drafter), 2), second, "read once");
+    node_drafter_destroy(drafter);
+
+    node_session_t *s = gen_session(&r, v, body);
+    while (verdict.finish == NODE_FINISH_NONE)
+        GEN_OK(node_session_round(s, &verdict, &gen_err));
+    tokens = node_verifier_tokens(v, &n);
+    cr_assert_eq(n - N_PROMPT, want.n);
+    cr_assert(memcmp(tokens + N_PROMPT, want.tokens, want.n * sizeof *tokens) == 0);
+    vc_digest_t logits, kv;
+    node_verifier_digest(v, &logits);
+    GEN_OK(node_slow_view(node_verifier_kv(v), &view, &gen_err));
+    node_kv_digest(&view, n - 1, &kv);
+    node_kv_fini(&view);
+    cr_assert(gen_digest_equal(&logits, &want.logits) && gen_digest_equal(&kv, &want.kv));
+    node_session_destroy(s);
+    node_body_put(body);
+    node_verifier_destroy(v);
+    node_engine_destroy(engine);
+    teardown();
 }
