@@ -138,7 +138,7 @@ static vc_status_t run_passes(const compress_opts_t *o, node_job_t *job, vc_err_
     for (;;) {
         node_job_sum_t sum;
         vc_status_t status = node_job_pass(job, &sum, err);
-        if (status == VC_ERR_CANCELLED || (status == VC_OK && stop_flag))
+        if (status == VC_ERR_CANCELLED || stop_flag) /* a pass that failed too: nothing waits once the flag is set */
             return VC_OK;
         if (o->once && status == VC_OK) {
             report(o, &sum);
@@ -152,6 +152,8 @@ static vc_status_t run_passes(const compress_opts_t *o, node_job_t *job, vc_err_
         else if (sum.made + sum.failed > 0)
             report(o, &sum);
         wait_us(NULL, o->interval_ms * 1000);
+        if (stop_flag)
+            return VC_OK;
     }
 }
 
