@@ -306,6 +306,7 @@ typedef struct store_source {
     made_records_t made[8]; /* by column; column 0 (full) is made on the fly */
     const uint32_t *counts;
     node_watches_t *watches;
+    node_store_what_t what;
     vc_err_t err;
 } store_source_t;
 
@@ -344,6 +345,10 @@ static vc_status_t make_records(store_source_t *source, uint32_t column)
 static int give_record(void *arg, uint32_t fid, uint32_t block, void *buf, size_t cap, size_t *len_p)
 {
     store_source_t *source = arg;
+    if (fid == 0 && source->what == NODE_STORE_BESIDE_FULL) { /* what was deleted or evicted does not come back */
+        vc_err_set(&source->err, VC_ERR_NOT_FOUND, "the full copy of the prefix is no longer there");
+        return 1;
+    }
     if (fid == 0)
         return node_full_record(source->cache->model, source->in->kv, source->in->tokens, block, buf, cap, len_p,
                                 &source->err) != VC_OK;
@@ -382,7 +387,7 @@ static vc_status_t make_slow_records(store_source_t *source, uint32_t n_specs)
 }
 
 vc_status_t node_cache_store(node_cache_t *cache, const node_compress_in_t *in, const node_spec_t *specs,
-                             uint32_t n_specs, const uint32_t *counts, node_watches_t *watches,
+                             uint32_t n_specs, const uint32_t *counts, node_watches_t *watches, node_store_what_t what,
                              node_cache_stored_t *stored_p, vc_err_t *err)
 {
     *stored_p = (node_cache_stored_t){0};
@@ -396,7 +401,8 @@ vc_status_t node_cache_store(node_cache_t *cache, const node_compress_in_t *in, 
         stored_p->n_present = in->n_blocks * (n_specs + 1);
         return VC_OK;
     }
-    store_source_t source = {.cache = cache, .in = in, .specs = specs, .counts = counts, .watches = watches};
+    store_source_t source = {
+        .cache = cache, .in = in, .specs = specs, .counts = counts, .watches = watches, .what = what};
     vc_status_t made = make_slow_records(&source, n_specs);
     if (made != VC_OK) {
         free_records(&source, n_specs);

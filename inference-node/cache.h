@@ -75,6 +75,12 @@ typedef struct node_cache_stored {
 vc_status_t node_cache_probe(node_cache_t *cache, const node_spec_t *specs, uint32_t n_specs, const uint32_t *tokens,
                              uint32_t n_tokens, uint32_t *counts, vc_err_t *err);
 
+typedef enum {
+    NODE_STORE_ALL = 0,
+    NODE_STORE_BESIDE_FULL /* compressed copies of what is there in full; NOT_FOUND where it is not, and nothing stored
+                            */
+} node_store_what_t;
+
 /*
  * Stores the full and compressed copies of blocks [0, n_blocks) that the server lacks; counts: the answer of a probe of
  * the same specs. in: full KV of the chain (first_block and watched are set here). watches: complete, begun with these
@@ -82,7 +88,7 @@ vc_status_t node_cache_probe(node_cache_t *cache, const node_spec_t *specs, uint
  * its records is asked for.
  */
 vc_status_t node_cache_store(node_cache_t *cache, const node_compress_in_t *in, const node_spec_t *specs,
-                             uint32_t n_specs, const uint32_t *counts, node_watches_t *watches,
+                             uint32_t n_specs, const uint32_t *counts, node_watches_t *watches, node_store_what_t what,
                              node_cache_stored_t *stored_p, vc_err_t *err);
 
 #endif

@@ -50,8 +50,8 @@ static vc_status_t make_copy(node_job_t *job, node_job_unit_t *unit, const node_
     uint64_t start = vc_clock_now_us(job->duty->clock);
     if (job->begins)
         job->begins(job->arg, unit);
-    unit->status =
-        node_chain_store(job->node, job->cache, kv, tokens, unit->n_blocks * NODE_TILE, unit->spec, 1, &stored, &why);
+    unit->status = node_chain_store(job->node, job->cache, kv, tokens, unit->n_blocks * NODE_TILE, unit->spec, 1,
+                                    NODE_STORE_BESIDE_FULL, &stored, &why);
     unit->us = vc_clock_now_us(job->duty->clock) - start;
     unit->stored = stored.n_stored;
     unit->bytes = stored.bytes;
@@ -60,10 +60,23 @@ static vc_status_t make_copy(node_job_t *job, node_job_unit_t *unit, const node_
         job->ended(job->arg, unit);
     if (unit->status != VC_OK && is_fatal(unit->status))
         return vc_err_set(err, unit->status, "%s", why.msg);
-    if (unit->status != VC_OK)
+    if (unit->status != VC_OK && unit->status != VC_ERR_NOT_FOUND)
         remember_failed(job, unit->tip, unit->spec);
     node_duty_rest(job->duty);
     return VC_OK;
+}
+
+/* A prefix that was deleted or evicted meanwhile is no failure: it is as if the pass had not seen it. */
+static void count_unit(const node_job_unit_t *unit, uint32_t n_work, node_job_sum_t *sum)
+{
+    if (unit->status == VC_ERR_NOT_FOUND)
+        sum->without_full++;
+    else if (unit->status != VC_OK)
+        sum->failed += n_work;
+    else if (unit->stored == 0)
+        sum->present++; /* another job was faster */
+    else
+        sum->made++;
 }
 
 static vc_status_t check_length(const node_job_t *job, uint32_t n_blocks, vc_err_t *err)
@@ -95,24 +108,23 @@ static vc_status_t work_on(node_job_t *job, node_job_unit_t *unit, const uint32_
     else {
         unit->status = status;
         unit->reason = why.msg;
-        sum->failed += n_work;
+        count_unit(unit, n_work, sum);
         if (job->ended)
             job->ended(job->arg, unit);
         if (is_fatal(status))
             vc_err_set(err, status, "%s", why.msg);
-        for (uint32_t i = 0; i < n_work && !is_fatal(status); i++)
+        for (uint32_t i = 0; i < n_work && !is_fatal(status) && status != VC_ERR_NOT_FOUND; i++)
             remember_failed(job, unit->tip, &job->specs[work[i]]);
         status = is_fatal(status) ? status : VC_OK;
     }
-    for (uint32_t i = 0; i < n_work && status == VC_OK && tokens != NULL; i++) {
+    for (uint32_t i = 0; i < n_work && status == VC_OK && unit->status != VC_ERR_NOT_FOUND && tokens != NULL; i++) {
         if (*job->stop) {
             status = VC_ERR_CANCELLED;
             break;
         }
         unit->spec = &job->specs[work[i]];
         status = make_copy(job, unit, &kv, tokens, err);
-        sum->made += unit->status == VC_OK;
-        sum->failed += unit->status != VC_OK;
+        count_unit(unit, 1, sum);
     }
     vc_free(tokens);
     node_kv_fini(&kv);

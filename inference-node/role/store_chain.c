@@ -29,6 +29,9 @@ vc_status_t node_chain_parse_specs(const char *text, node_spec_t *specs, uint32_
             vc_status_t status = node_spec_parse(one, &specs[*n_p], err);
             if (status != VC_OK)
                 return status;
+            for (uint32_t i = 0; i < *n_p; i++)
+                if (memcmp(&specs[i].id, &specs[*n_p].id, sizeof(specs[i].id)) == 0)
+                    return vc_err_set(err, VC_ERR_INVALID, "compressor %s is given twice", specs[i].text);
             (*n_p)++;
         }
         text += len + (text[len] == ';');
@@ -57,7 +60,8 @@ static node_replay_t replay_of(node_t *node)
 /* counts: of a probe just made. watches: begun with these counts, or NULL: the passes are run here. */
 static vc_status_t store_counted(node_t *node, node_cache_t *cache, const node_compress_in_t *chain,
                                  const node_spec_t *specs, uint32_t n_specs, const uint32_t *counts,
-                                 node_watches_t *watches, node_cache_stored_t *stored_p, vc_err_t *err)
+                                 node_watches_t *watches, node_store_what_t what, node_cache_stored_t *stored_p,
+                                 vc_err_t *err)
 {
     const node_replay_t replay = replay_of(node);
     node_compress_in_t in = *chain;
@@ -70,13 +74,13 @@ static vc_status_t store_counted(node_t *node, node_cache_t *cache, const node_c
     if (status == VC_OK)
         status = node_watches_complete(watches, node->engine, in.kv, in.tokens, pass_begin, pass_end, node, err);
     if (status == VC_OK)
-        status = node_cache_store(cache, &in, specs, n_specs, counts, watches, stored_p, err);
+        status = node_cache_store(cache, &in, specs, n_specs, counts, watches, what, stored_p, err);
     node_watches_free(own);
     return status;
 }
 
 vc_status_t node_chain_store(node_t *node, node_cache_t *cache, const node_kv_t *kv, const uint32_t *tokens,
-                             uint32_t n_tokens, const node_spec_t *specs, uint32_t n_specs,
+                             uint32_t n_tokens, const node_spec_t *specs, uint32_t n_specs, node_store_what_t what,
                              node_cache_stored_t *stored_p, vc_err_t *err)
 {
     uint32_t counts[N_COUNTS] = {0};
@@ -85,7 +89,7 @@ vc_status_t node_chain_store(node_t *node, node_cache_t *cache, const node_kv_t 
         .model = node_engine_info(node->engine), .kv = kv, .tokens = tokens, .n_blocks = n_tokens / NODE_TILE};
     vc_status_t status = node_cache_probe(cache, specs, n_specs, tokens, in.n_blocks * NODE_TILE, counts, err);
     if (status == VC_OK)
-        status = store_counted(node, cache, &in, specs, n_specs, counts, NULL, stored_p, err);
+        status = store_counted(node, cache, &in, specs, n_specs, counts, NULL, what, stored_p, err);
     return status;
 }
 
@@ -131,7 +135,8 @@ static vc_status_t compute_and_store(node_t *node, node_cache_t *cache, const no
         status = node_cache_probe(cache, specs, n_specs, in->tokens, n, now, err);
     if (status == VC_OK) {
         bool same = memcmp(counts + 1, now + 1, n_specs * sizeof(*now)) == 0;
-        status = store_counted(node, cache, in, specs, n_specs, now, same ? watches : NULL, &stored_p->cache, err);
+        status = store_counted(node, cache, in, specs, n_specs, now, same ? watches : NULL, NODE_STORE_ALL,
+                               &stored_p->cache, err);
     }
     node_watches_free(watches);
     return status;

@@ -23,7 +23,7 @@ vc_status_t node_chain_compute_and_store(node_t *node, node_cache_t *cache, cons
 
 /* kv: full KV of at least the whole blocks of tokens; shared, not changed. */
 vc_status_t node_chain_store(node_t *node, node_cache_t *cache, const node_kv_t *kv, const uint32_t *tokens,
-                             uint32_t n_tokens, const node_spec_t *specs, uint32_t n_specs,
+                             uint32_t n_tokens, const node_spec_t *specs, uint32_t n_specs, node_store_what_t what,
                              node_cache_stored_t *stored_p, vc_err_t *err);
 
 #endif

@@ -449,7 +449,7 @@ static void store_new_blocks(stream_t *s)
     node_cache_stored_t stored;
     vc_err_t err = {0};
     vc_status_t status = node_chain_store(s->service->node, s->cache, kv, tokens, VC_MIN(n, kv->n_tokens), &s->spec,
-                                          s->has_spec ? 1 : 0, &stored, &err);
+                                          s->has_spec ? 1 : 0, NODE_STORE_ALL, &stored, &err);
     if (status != VC_OK)
         vc_log_warn("verify", "new blocks not stored reason=\"%s\"", err.msg);
     else if (stored.n_stored > 0)

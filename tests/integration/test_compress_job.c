@@ -215,7 +215,9 @@ Test(compress_job, says_in_one_sentence_what_is_wrong)
     static const struct {
         const char *compressor, *says;
         int code;
-    } cases[] = {{"", "no compressor given", 64}, {"nonesuch", "unknown compressor", 64}};
+    } cases[] = {{"", "no compressor given", 64},
+                 {"nonesuch", "unknown compressor", 64},
+                 {"rot;kivi;rot:bits=4", "is given twice", 64}};
     for (size_t i = 0; i < VC_ARRAY_LEN(cases); i++) {
         char *out = job_run(&c, cases[i].compressor, cases[i].code, once);
         cr_expect_not_null(strstr(out, cases[i].says), "%s", out);
@@ -230,15 +232,10 @@ Test(compress_job, says_in_one_sentence_what_is_wrong)
     remote_cluster_stop(&c);
 }
 
-/* A prefix that another model left there is nobody's business; one without a full copy cannot be compressed. */
-Test(compress_job, works_on_full_copies_of_its_own_model_only)
+static void drop_full_copy(remote_cluster_t *c)
 {
-    NEED_PROGRAMS();
-    remote_cluster_t c;
-    begin(&c);
-    remote_cluster_register(&c, "kivi:bits=4");
-    const char *drop_full[] = {"delete", NULL, "--fidelity", "full@1", "--server", c.server_address, NULL};
-    const char *list[] = {"prefixes", "--json", "--server", c.server_address, NULL};
+    const char *drop_full[] = {"delete", NULL, "--fidelity", "full@1", "--server", c->server_address, NULL};
+    const char *list[] = {"prefixes", "--json", "--server", c->server_address, NULL};
     char *out = NULL, tip[65] = "";
     cr_assert_eq(vt_proc_run("vericachectl", list, NULL, WAIT_MS, &out), 0);
     json_t *prefixes = json_loads(out, 0, NULL), *first = json_array_get(prefixes, 0);
@@ -249,11 +246,48 @@ Test(compress_job, works_on_full_copies_of_its_own_model_only)
     drop_full[1] = tip;
     cr_assert_eq(vt_proc_run("vericachectl", drop_full, NULL, WAIT_MS, &out), 0, "%s", out);
     vc_free(out);
+}
+
+/* What an operator deletes while the job has it in hand is not stored again; when somebody registers it once more, it
+ * is worked on as if new. */
+Test(compress_job, a_prefix_deleted_meanwhile_is_not_brought_back_nor_given_up)
+{
+    NEED_PROGRAMS();
+    remote_cluster_t c;
+    begin(&c);
+    remote_cluster_register(&c, "");
+    const char *slowly[] = {"--duty", "2", "--interval-ms", "100", NULL}; /* rests for long after the first copy */
+    vt_proc_t *job = job_start(&c, "kivi:bits=2;kivi:bits=4", slowly);
+    cr_assert(vt_proc_wait_line(job, "records", WAIT_MS, NULL, 0));
+    drop_full_copy(&c);
+    char line[300];
+    cr_assert(vt_proc_wait_line(job, "kivi:bits=4", WAIT_MS, line, sizeof(line)));
+    cr_expect_not_null(strstr(line, "no longer there"), "%s", line);
+    cr_assert(
+        vt_proc_wait_line(job, "1 copies made, 0 there already, 1 without a full copy, 0 failed", WAIT_MS, NULL, 0));
+    cr_expect_eq(remote_cluster_stat(&c, "objects_full"), 0, "the full copy is back");
+    remote_cluster_register(&c, "");
+    cr_assert(vt_proc_wait_line(job, "records", WAIT_MS, line, sizeof(line)));
+    cr_expect_not_null(strstr(line, "kivi:bits=4"), "%s", line);
+    vt_proc_signal(job, SIGTERM);
+    cr_assert_eq(vt_proc_wait_exit(job, WAIT_MS), 0);
+    vt_proc_end(job);
+    remote_cluster_stop(&c);
+}
+
+/* A prefix that another model left there is nobody's business; one without a full copy cannot be compressed. */
+Test(compress_job, works_on_full_copies_of_its_own_model_only)
+{
+    NEED_PROGRAMS();
+    remote_cluster_t c;
+    begin(&c);
+    remote_cluster_register(&c, "kivi:bits=4");
+    drop_full_copy(&c);
     job_says(&c, "rot:bits=4", "1 prefixes: 0 copies made, 0 there already, 1 without a full copy, 0 failed");
     char model[512];
     snprintf(model, sizeof(model), "%s", vt_tmpdir_path(&c.dir, "other.gguf"));
     const char *other[] = {"--once", "--model", model, NULL};
-    out = job_run(&c, "rot:bits=4", 0, other);
+    char *out = job_run(&c, "rot:bits=4", 0, other);
     cr_expect_not_null(strstr(out, "0 prefixes"), "%s", out);
     vc_free(out);
     remote_cluster_stop(&c);
