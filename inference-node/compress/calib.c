@@ -147,7 +147,7 @@ vc_status_t node_calib_parse(const void *data, size_t bytes, const node_codec_op
 /* Whole file; the length is taken once, and a file that changes meanwhile fails its digest. */
 static vc_status_t read_file(const char *path, uint8_t **data_p, size_t *bytes_p, vc_err_t *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer would wait for one */
     struct stat st;
     if (fd < 0)
         return vc_err_set(err, errno == ENOENT ? VC_ERR_NOT_FOUND : vc_status_from_path_errno(errno), "%s",
@@ -240,6 +240,36 @@ static bool write_aside(const char *aside, const uint8_t *head, const void *payl
     return good;
 }
 
+static vc_status_t name_aside(const char *path, char *aside, size_t cap, vc_err_t *err)
+{
+    if (snprintf(aside, cap, "%s.%ld.new", path, (long)getpid()) >= (int)cap)
+        return vc_err_set(err, VC_ERR_INVALID, "the path of the calibration blob is too long");
+    return VC_OK;
+}
+
+static vc_status_t cannot_write(const char *path, int cause, vc_err_t *err)
+{
+    return vc_err_set(err, vc_status_from_path_errno(cause), "cannot write the calibration blob %s: %s", path,
+                      strerror(cause));
+}
+
+vc_status_t node_calib_can_save(const char *path, vc_err_t *err)
+{
+    char aside[4096];
+    struct stat st;
+    vc_status_t status = name_aside(path, aside, sizeof(aside), err);
+    if (status != VC_OK)
+        return status;
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) /* rename would refuse */
+        return cannot_write(path, EISDIR, err);
+    int fd = open(aside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return cannot_write(path, errno, err);
+    close(fd);
+    unlink(aside);
+    return VC_OK;
+}
+
 vc_status_t node_calib_save(const char *path, const char *method, const node_model_info_t *model, const void *payload,
                             size_t bytes, vc_err_t *err)
 {
@@ -249,16 +279,16 @@ vc_status_t node_calib_save(const char *path, const char *method, const node_mod
     if (bytes > CALIB_MAX_BYTES - CALIB_HEAD_BYTES - VC_DIGEST_BYTES)
         return vc_err_set(err, VC_ERR_INVALID, "a calibration blob of method %s with %zu bytes cannot be", method,
                           bytes);
-    if (snprintf(aside, sizeof(aside), "%s.%ld.new", path, (long)getpid()) >= (int)sizeof(aside))
-        return vc_err_set(err, VC_ERR_INVALID, "the path of the calibration blob is too long");
+    vc_status_t status = name_aside(path, aside, sizeof(aside), err);
+    if (status != VC_OK)
+        return status;
     put_head(head, method, model, bytes);
     digest_of(head, sizeof(head), payload, bytes, &digest);
     if (write_aside(aside, head, payload, bytes, &digest) && rename(aside, path) == 0 && sync_dir(path))
         return VC_OK;
     int cause = errno;
     unlink(aside);
-    return vc_err_set(err, vc_status_from_path_errno(cause), "cannot write the calibration blob %s: %s", path,
-                      strerror(cause));
+    return cannot_write(path, cause, err);
 }
 
 void node_calib_free(node_calib_t *calib)

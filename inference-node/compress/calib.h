@@ -34,6 +34,8 @@ vc_status_t node_calib_parse(const void *data, size_t bytes, const node_codec_op
 /* Writes beside the target, syncs, renames. */
 vc_status_t node_calib_save(const char *path, const char *method, const node_model_info_t *model, const void *payload,
                             size_t bytes, vc_err_t *err);
+/* Whether save could write there now, before hours of work: the same error sentence as save's. Leaves no file. */
+vc_status_t node_calib_can_save(const char *path, vc_err_t *err);
 void node_calib_free(node_calib_t *calib);
 
 /* "<dir>/<model file name without .gguf>.<method>.vcal"; dir NULL: the model file's own. */

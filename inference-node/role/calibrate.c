@@ -203,9 +203,13 @@ static vc_status_t check_methods(const char *list, vc_err_t *err)
 {
     node_spec_t spec;
     char one[VC_SPEC_TEXT_MAX];
+    if (list[0] == '\0')
+        return vc_err_set(err, VC_ERR_INVALID, "no method given: --method all or SPEC[;SPEC]...");
     for (const char *at = list; *at; at += strspn(at, ";")) {
         size_t len = strcspn(at, ";");
-        snprintf(one, sizeof(one), "%.*s", (int)VC_MIN(len, sizeof(one) - 1), at);
+        if (len >= sizeof(one))
+            return vc_err_set(err, VC_ERR_INVALID, "a compressor spec has at most %zu bytes", sizeof(one) - 1);
+        snprintf(one, sizeof(one), "%.*s", (int)len, at);
         vc_status_t status = node_spec_parse(one, &spec, err);
         if (status != VC_OK)
             return status;
@@ -216,7 +220,20 @@ static vc_status_t check_methods(const char *list, vc_err_t *err)
     return VC_OK;
 }
 
-static vc_status_t calibrate_methods(calibrate_t *c, vc_err_t *err)
+/* Where the blob of a method is to lie can be written: said before the passes, which take minutes. */
+static vc_status_t check_target(calibrate_t *c, const char *text, vc_err_t *err)
+{
+    node_spec_t spec;
+    char path[4096];
+    vc_status_t status = node_spec_parse(text, &spec, err);
+    if (status == VC_OK)
+        status = node_calib_file(c->node, spec.ops->name, path, sizeof(path), err);
+    return status == VC_OK ? node_calib_can_save(path, err) : status;
+}
+
+typedef vc_status_t (*method_fn)(calibrate_t *c, const char *text, vc_err_t *err);
+
+static vc_status_t for_methods(calibrate_t *c, method_fn fn, vc_err_t *err)
 {
     vc_status_t status = VC_OK;
     if (strcmp(c->o->method, "all") == 0) {
@@ -224,14 +241,14 @@ static vc_status_t calibrate_methods(calibrate_t *c, vc_err_t *err)
         const node_codec_ops_t *const *codecs = node_codecs(&n);
         for (uint32_t i = 0; status == VC_OK && i < n; i++)
             if (codecs[i]->calibrate != NULL)
-                status = calibrate_one(c, codecs[i]->name, err);
+                status = fn(c, codecs[i]->name, err);
         return status;
     }
     char one[VC_SPEC_TEXT_MAX];
     for (const char *at = c->o->method; status == VC_OK && *at; at += strspn(at, ";")) {
         size_t len = strcspn(at, ";");
         snprintf(one, sizeof(one), "%.*s", (int)VC_MIN(len, sizeof(one) - 1), at);
-        status = calibrate_one(c, one, err);
+        status = fn(c, one, err);
         at += len;
     }
     return status;
@@ -263,12 +280,14 @@ static vc_status_t run_calibrate(const calibrate_opts_t *o, const vc_config_t *c
     if (status == VC_OK)
         status = node_open(&nopts, &c.node, err);
     if (status == VC_OK)
+        status = for_methods(&c, check_target, err);
+    if (status == VC_OK)
         status = read_texts(&c, config, err);
     if (status == VC_OK)
         status = cut_texts(&c, err);
     if (status == VC_OK) {
         make_job(&c);
-        status = calibrate_methods(&c, err);
+        status = for_methods(&c, calibrate_one, err);
     }
     release(&c);
     return status;

@@ -5,6 +5,7 @@
  */
 #include <sodium.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "codec_fixture.h"
@@ -201,6 +202,41 @@ Test(calib, files_that_cannot_be_read_or_written_name_their_path)
     cr_assert_eq(node_calib_load(dir.path, &ops, &m, &calib, &err), VC_ERR_INVALID);
     cr_assert_neq(node_calib_save(vt_tmpdir_path(&dir, "no/where"), "learned", &m, payload, 4, &err), VC_OK);
     cr_assert_not_null(strstr(err.msg, "no/where"));
+    vt_tmpdir_remove(&dir);
+}
+
+Test(calib, a_pipe_in_a_blobs_place_is_refused_not_waited_for)
+{
+    const node_codec_ops_t ops = learned_ops();
+    node_model_info_t m = a_model();
+    vt_tmpdir_t dir;
+    vc_err_t err = {0};
+    node_calib_t *calib = NULL;
+    vt_tmpdir_create(&dir);
+    const char *path = vt_tmpdir_path(&dir, "pipe.vcal");
+    cr_assert_eq(mkfifo(path, 0600), 0);
+    cr_assert_eq(node_calib_load(path, &ops, &m, &calib, &err), VC_ERR_INVALID);
+    cr_assert_not_null(strstr(err.msg, "not a regular file"), "%s", err.msg);
+    vt_tmpdir_remove(&dir);
+}
+
+Test(calib, a_place_that_cannot_be_written_is_told_before_the_work)
+{
+    node_model_info_t m = a_model();
+    vt_tmpdir_t dir;
+    vc_err_t early = {0}, late = {0};
+    vt_tmpdir_create(&dir);
+    const char *places[] = {"no/where", "taken.vcal"};
+    cr_assert_eq(mkdir(vt_tmpdir_path(&dir, "taken.vcal"), 0700), 0);
+    for (int i = 0; i < 2; i++) {
+        const char *path = vt_tmpdir_path(&dir, places[i]);
+        cr_assert_neq(node_calib_can_save(path, &early), VC_OK);
+        cr_assert_neq(node_calib_save(path, "learned", &m, payload, 4, &late), VC_OK);
+        cr_expect_str_eq(early.msg, late.msg);
+    }
+    const char *path = vt_tmpdir_path(&dir, "good.vcal");
+    cr_assert_eq(node_calib_can_save(path, &early), VC_OK);
+    cr_expect_eq(access(path, F_OK), -1, "asking makes no file");
     vt_tmpdir_remove(&dir);
 }
 
