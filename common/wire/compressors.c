@@ -139,6 +139,8 @@ static void print_json_param(FILE *out, const vc_compressor_param_t *p)
         fprintf(out, ",\"default\":\"%s\"", p->preset);
     if (p->values != NULL)
         fprintf(out, ",\"values\":\"%s\"", p->values);
+    else if (p->is_real && p->lo == FROM_ZERO)
+        fputs(",\"from\":0", out);
     else
         fprintf(out, ",\"%s\":%.17g", p->is_real ? "above" : "from", p->lo);
     if (p->values == NULL && p->hi < SEED_MAX)

@@ -101,8 +101,8 @@ vc_status_t node_kvquant_calib_fits(const node_spec_t *spec, const node_calib_t 
         return vc_err_set(
             err, VC_ERR_INVALID,
             "the kvquant calibration has no thresholds for outliers=%g; they are made with: vericache-node "
-            "calibrate --method kvquant:outliers=%g",
-            spec->outliers, spec->outliers);
+            "calibrate --method %s",
+            spec->outliers, spec->text); /* the text has the number's every digit */
     return VC_OK;
 }
 

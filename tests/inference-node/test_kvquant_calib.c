@@ -49,7 +49,7 @@ Test(kvquant_calib, a_share_of_outliers_without_thresholds_names_the_command)
     vc_err_t err = {0};
     fx_records_t r = {0};
     cr_assert_eq(node_compress(&spec, &f.in, fx_keep, &r, &err), VC_ERR_INVALID);
-    cr_assert_not_null(strstr(err.msg, "calibrate --method kvquant:outliers=0.02"), "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "calibrate --method kvquant:bits=4,outliers=0.02,"), "%s", err.msg);
     cr_assert_eq(node_spec_parse("kvquant", &unbound, NULL), VC_OK);
     cr_assert_eq(node_compress(&unbound, &f.in, fx_keep, &r, &err), VC_ERR_INVALID);
     cr_assert_not_null(strstr(err.msg, "needs its calibration"), "%s", err.msg);
