@@ -153,8 +153,7 @@ static void make_job(calibrate_t *c)
 
 /* ---- one method ---- */
 
-/* The folder of a blob, made where it is missing and seen to be writable before minutes are spent on what goes there.
- */
+/* The folder of a blob, made where it is missing. */
 static vc_status_t prepare_folder(const char *path, vc_err_t *err)
 {
     char folder[4096];
@@ -180,8 +179,6 @@ static vc_status_t calibrate_one(calibrate_t *c, const char *text, vc_err_t *err
         status = vc_err_set(err, VC_ERR_INVALID, "compressor %s takes no calibration", spec.ops->name);
     if (status == VC_OK)
         status = node_calib_file(c->node, spec.ops->name, path, sizeof(path), err);
-    if (status == VC_OK)
-        status = prepare_folder(path, err);
     if (status != VC_OK)
         return status;
     c->method = spec.ops->name;
@@ -228,6 +225,8 @@ static vc_status_t check_target(calibrate_t *c, const char *text, vc_err_t *err)
     vc_status_t status = node_spec_parse(text, &spec, err);
     if (status == VC_OK)
         status = node_calib_file(c->node, spec.ops->name, path, sizeof(path), err);
+    if (status == VC_OK)
+        status = prepare_folder(path, err);
     return status == VC_OK ? node_calib_can_save(path, err) : status;
 }
 
