@@ -267,6 +267,7 @@ void compress_attention(uint32_t n_tokens)
     static attended_t list[] = {
         {.name = "rot:bits=8,residual=0"},
         {.name = "rot:bits=4,residual=0", .figure = "rot4_attend_vs_full"},
+        {.name = "rot:bits=4,residual=0,center=no"},
         {.name = "rot:bits=4,group=32,residual=0"},
         {.name = "rot:bits=3,residual=0"},
         {.name = "rot:bits=2,residual=0"},

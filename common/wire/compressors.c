@@ -27,6 +27,7 @@ static const vc_compressor_param_t rot_params[] = {
     {"group", "64", "16,32,64,128", false, 0, 0, "channels that share scale and minimum"},
     {"residual", "64", NULL, false, 0, 8192, "last tokens that stay exact"},
     {"fit", "error", "range,error", false, 0, 0, "range of a group: all of it, or of least error"},
+    {"center", "yes", "no,yes", false, 0, 0, "keys less the mean of their block"},
 };
 static const vc_compressor_param_t kvquant_params[] = {
     {"bits", "4", "2,3,4", false, 0, 0, "bits per number"},

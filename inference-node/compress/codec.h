@@ -25,6 +25,7 @@ typedef struct node_spec {
     uint32_t window, kernel, bits, group, residual, max_pool;
     uint32_t sinks, future, budget, plus, chunk, stats, levels, vnorm, cov;
     uint32_t fit, row_fit;        /* rot: the range of a group is the one of least error */
+    uint32_t center;              /* rot: keys less their block's mean */
     uint32_t row_bits, row_group; /* "dropper:...+rot:bits=4,group=64": how kept rows are coded; 0: f16 */
     uint64_t seed;
 } node_spec_t;

@@ -21,7 +21,7 @@ static void quantise(node_rot_quantise_fn fn, const node_coded_form_t *f, const 
                      uint8_t *scales, uint8_t *mins)
 {
     uint8_t turned[NODE_HEAD_DIM_MAX * NODE_TILE];
-    fn(x, f->dim, f->group, f->bits, false, turned, (uint16_t *)(void *)scales, (uint16_t *)(void *)mins);
+    fn(x, f->dim, f->group, f->bits, false, NULL, turned, (uint16_t *)(void *)scales, (uint16_t *)(void *)mins);
     for (uint32_t t = 0; t < NODE_TILE; t++)
         for (uint32_t c = 0; c < f->dim; c++)
             codes[(size_t)t * f->dim + c] = turned[(size_t)c * NODE_TILE + t];

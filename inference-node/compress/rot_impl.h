@@ -106,13 +106,33 @@ static inline void group_codes(const v16 *x, uint32_t n, uint32_t bits, bool fit
     }
 }
 
-void ROT_QUANTISE(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, bool fit, uint8_t *codes,
-                  uint16_t *scales, uint16_t *mins)
+/* Means of the channels over all tokens, as f16 and as the floats that those are. */
+static inline void means_of(const uint16_t *x, uint32_t dim, uint16_t *means, float *wide)
+{
+    for (uint32_t c = 0; c < dim; c++, x += NODE_TILE) {
+        v16 sum = v16_load_f16(x);
+        for (uint32_t t = 16; t < NODE_TILE; t += 16)
+            sum = v16_add(sum, v16_load_f16(x + t));
+        wide[c] = v16_sum(sum) * (1.0f / NODE_TILE);
+    }
+    for (uint32_t c = 0; c < dim; c += 16) {
+        v16_store_f16(means + c, v16_load(wide + c));
+        v16_store(wide + c, v16_load_f16(means + c));
+    }
+}
+
+void ROT_QUANTISE(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, bool fit, uint16_t *means,
+                  uint8_t *codes, uint16_t *scales, uint16_t *mins)
 {
     v16 lane[NODE_HEAD_DIM_MAX];
+    float mean[NODE_HEAD_DIM_MAX];
+    if (means)
+        means_of(x, dim, means, mean);
     for (uint32_t t = 0; t < NODE_TILE; t += 16) {
         for (uint32_t c = 0; c < dim; c++)
             lane[c] = v16_load_f16(x + (size_t)c * NODE_TILE + t);
+        for (uint32_t c = 0; means && c < dim; c++)
+            lane[c] = v16_sub(lane[c], v16_set1(mean[c]));
         transform(lane, dim);
         for (uint32_t g = 0; g < dim / group; g++)
             group_codes(lane + g * group, group, bits, fit, codes + (size_t)g * group * NODE_TILE + t,

@@ -48,16 +48,17 @@ static inline void node_rot_unpack(uint8_t *codes, const uint8_t *src, uint32_t 
 /*
  * x [dim][NODE_TILE] f16, all finite, lanes are tokens; dim is a multiple of 16 and of group, at most
  * NODE_HEAD_DIM_MAX. fit: a group's range is the one of least squared error, else from its least to its greatest
- * number. codes [dim][NODE_TILE], scales and mins [dim / group][NODE_TILE] f16. Bitwise equal on every ISA.
+ * number. means, unless NULL: receives the mean of every channel of x over the tile, [dim] f16, and what is rotated and
+ * coded is x less it. codes [dim][NODE_TILE], scales and mins [dim / group][NODE_TILE] f16. Bitwise equal on every ISA.
  */
 typedef void (*node_rot_quantise_fn)(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, bool fit,
-                                     uint8_t *codes, uint16_t *scales, uint16_t *mins);
-void node_rot_quantise_scalar(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, bool fit, uint8_t *codes,
-                              uint16_t *scales, uint16_t *mins);
-void node_rot_quantise_avx2(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, bool fit, uint8_t *codes,
-                            uint16_t *scales, uint16_t *mins);
-void node_rot_quantise_avx512(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, bool fit, uint8_t *codes,
-                              uint16_t *scales, uint16_t *mins);
+                                     uint16_t *means, uint8_t *codes, uint16_t *scales, uint16_t *mins);
+void node_rot_quantise_scalar(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, bool fit, uint16_t *means,
+                              uint8_t *codes, uint16_t *scales, uint16_t *mins);
+void node_rot_quantise_avx2(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, bool fit, uint16_t *means,
+                            uint8_t *codes, uint16_t *scales, uint16_t *mins);
+void node_rot_quantise_avx512(const uint16_t *x, uint32_t dim, uint32_t group, uint32_t bits, bool fit, uint16_t *means,
+                              uint8_t *codes, uint16_t *scales, uint16_t *mins);
 /* NULL when the CPU lacks it. */
 node_rot_quantise_fn node_rot_quantise(node_ops_level_t level);
 /* To be asked once: asking the CPU is slow under a hypervisor. */
@@ -72,6 +73,7 @@ node_rot_quantise_fn node_body_quantiser(node_body_builder_t *b);
 typedef struct node_rot_rows {
     uint32_t dim, group, n_groups, bits, row_bytes; /* row_bytes: codes of one row */
     bool fit;                                       /* of a writer */
+    bool center; /* codes of K are of keys less their mean, which comes first; whole blocks only */
 } node_rot_rows_t;
 
 /* group: the parameter; a head smaller than it is one group. UNSUPPORTED: the groups do not fit the head. text: of the
@@ -87,8 +89,10 @@ static inline uint32_t node_rot_rows_bytes(const node_rot_rows_t *s, uint32_t n)
 {
     return n * (s->row_bytes + 4 * s->n_groups);
 }
-/* Writes the kept rows of one head of a page, K and then V; returns the first byte after them. Their bytes do not
- * depend on which other rows are kept. */
+/* Of the mean of K, [dim] f16. */
+static inline uint32_t node_rot_mean_bytes(const node_rot_rows_t *s) { return s->center ? 2 * s->dim : 0; }
+/* Writes the kept rows of one head of a page, its mean, K and then V; returns the first byte after them. Their bytes do
+ * not depend on which other rows are kept. */
 uint8_t *node_rot_encode_head(const node_rot_rows_t *s, node_rot_quantise_fn quantise, node_page_t *page,
                               uint32_t layer, uint32_t head, uint64_t kept, uint8_t *at);
 /* Groups from outside, codes and f16 parameters in the same order: parameters are finite, scales not negative, and a

@@ -13,7 +13,7 @@ vc_status_t node_rot_rows_init(node_rot_rows_t *s, const char *text, uint32_t bi
     group = VC_MIN(group, dim);
     if (dim == 0 || dim % 16 != 0 || dim > NODE_HEAD_DIM_MAX || dim % group != 0)
         return vc_err_set(err, VC_ERR_UNSUPPORTED, "%s does not fit a head of %u channels", text, dim);
-    *s = (node_rot_rows_t){dim, group, dim / group, bits, dim * bits / 8, fit};
+    *s = (node_rot_rows_t){dim, group, dim / group, bits, dim * bits / 8, fit, false};
     return VC_OK;
 }
 
@@ -31,16 +31,20 @@ node_rot_quantise_fn node_rot_quantise(node_ops_level_t level)
 
 node_rot_quantise_fn node_rot_quantise_best(void) { return node_rot_quantise(node_ops_best_level()); }
 
-/* Kept rows of one matrix, x [dim][NODE_TILE]; returns the first byte after them. */
+/* Kept rows of one matrix, x [dim][NODE_TILE], behind its mean where that is asked for; returns the first byte after
+ * them. */
 static uint8_t *encode_matrix(const node_rot_rows_t *s, node_rot_quantise_fn quantise, const uint16_t *x, uint64_t kept,
-                              uint8_t *at)
+                              bool center, uint8_t *at)
 {
     uint8_t codes[NODE_HEAD_DIM_MAX * NODE_TILE], row[NODE_HEAD_DIM_MAX];
     uint16_t scales[NODE_HEAD_DIM_MAX / 16 * NODE_TILE], mins[NODE_HEAD_DIM_MAX / 16 * NODE_TILE];
+    uint16_t means[NODE_HEAD_DIM_MAX];
     const uint32_t n = (uint32_t)__builtin_popcountll(kept);
     if (n == 0)
         return at;
-    quantise(x, s->dim, s->group, s->bits, s->fit, codes, scales, mins);
+    quantise(x, s->dim, s->group, s->bits, s->fit, center ? means : NULL, codes, scales, mins);
+    for (uint32_t c = 0; center && c < s->dim; c++, at += 2)
+        vc_put_le16(at, means[c]);
     uint8_t *scale_at = at + (size_t)n * s->row_bytes, *min_at = scale_at + 2 * (size_t)n * s->n_groups;
     for (uint64_t left = kept; left; left &= left - 1, at += s->row_bytes) {
         const uint32_t t = (uint32_t)__builtin_ctzll(left);
@@ -60,11 +64,11 @@ uint8_t *node_rot_encode_head(const node_rot_rows_t *s, node_rot_quantise_fn qua
 {
     uint16_t turned[NODE_HEAD_DIM_MAX * NODE_TILE];
     const uint16_t *v = node_page_v(page, layer, head);
-    at = encode_matrix(s, quantise, node_page_k(page, layer, head), kept, at);
+    at = encode_matrix(s, quantise, node_page_k(page, layer, head), kept, s->center, at);
     for (uint32_t t = 0; t < NODE_TILE; t++)
         for (uint32_t c = 0; c < s->dim; c++)
             turned[(size_t)c * NODE_TILE + t] = v[(size_t)t * s->dim + c];
-    return encode_matrix(s, quantise, turned, kept, at);
+    return encode_matrix(s, quantise, turned, kept, false, at);
 }
 
 bool node_groups_valid(const uint8_t *codes, const uint8_t *scales, const uint8_t *mins, uint32_t n_groups,

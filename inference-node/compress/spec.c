@@ -312,6 +312,11 @@ static vc_status_t parse_rows(node_spec_t *spec, const char *rows, vc_err_t *err
         return vc_err_set(err, VC_ERR_INVALID,
                           "%s+rot has no parameter residual: the window of %s says which blocks stay exact",
                           spec->ops->name, spec->ops->name);
+    if (params && (strstr(params, ":center=") || strstr(params, ",center=")))
+        return vc_err_set(err, VC_ERR_INVALID,
+                          "%s+rot has no parameter center: a mean belongs to a whole block, and the rows that %s keeps "
+                          "are packed across blocks",
+                          spec->ops->name, spec->ops->name);
     st = node_params_parse(spec, "rot", params ? params + 1 : NULL, row_params, VC_ARRAY_LEN(row_params), err);
     if (st != VC_OK)
         return st;

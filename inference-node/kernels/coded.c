@@ -24,6 +24,12 @@ void node_coded_form_init(node_coded_form_t *f, uint32_t bits, uint32_t dim, uin
     form_init(f, params, params);
 }
 
+void node_coded_form_add_mean(node_coded_form_t *f)
+{
+    f->k_mean = f->bytes;
+    f->bytes += (2 * f->dim + VECTOR - 1) / VECTOR * VECTOR;
+}
+
 void node_coded_form_init_channels(node_coded_form_t *f, uint32_t bits, uint32_t dim, uint32_t group,
                                    uint32_t key_tokens)
 {

@@ -16,6 +16,7 @@
  * V: strips [16 channels][32 tokens], lane = channel, vector i = tokens 4 i ...; then scales and minima, f16, [group]
  *    [64 tokens].
  * A tile of fewer rows has zeros in the places of the others.
+ * A rotated tile may hold keys less their mean, which then comes last: [dim] f16, not rotated itself.
  */
 #ifndef NODE_CODED_H
 #define NODE_CODED_H
@@ -29,10 +30,13 @@ typedef struct node_coded_form {
     uint32_t group;                                          /* channels; multiple of 16 */
     uint32_t key_tokens;                                     /* that share a channel's scale; 0: the rotated form */
     uint32_t k_scale, k_min, v_codes, v_scale, v_min, bytes; /* offsets in a tile; K codes come first */
+    uint32_t k_mean;                                         /* offset of the mean of keys; 0: there is none */
 } node_coded_form_t;
 
 /* dim / group must be whole, both multiples of 16 and at most NODE_HEAD_DIM_MAX. */
 void node_coded_form_init(node_coded_form_t *f, uint32_t bits, uint32_t dim, uint32_t group);
+/* The keys of a rotated form are less their mean. */
+void node_coded_form_add_mean(node_coded_form_t *f);
 /* By channel: group is that of values; key_tokens 16, 32 or 64; bits 2, 4 or 8. */
 void node_coded_form_init_channels(node_coded_form_t *f, uint32_t bits, uint32_t dim, uint32_t group,
                                    uint32_t key_tokens);

@@ -85,17 +85,36 @@ INLINE void dot_keys(n16 acc[][CODED_NS], const uint8_t *strip, const node_coded
     }
 }
 
+/* What every score of a tile gets where its keys are less their mean: the query's product with it. */
+INLINE void mean_scores(const node_attn_t *a, uint32_t q0, const node_coded_form_t *f, const uint8_t *tile, float *base,
+                        const int nq)
+{
+    const uint16_t *mean = (const uint16_t *)(const void *)(tile + f->k_mean);
+    v16 sum[3];
+    for (int n = 0; n < nq; n++)
+        sum[n] = v16_set1(0.0f);
+    for (uint32_t c = 0; c < f->dim && f->k_mean; c += 16) {
+        const v16 m = v16_load_f16(mean + c);
+        for (int n = 0; n < nq; n++)
+            sum[n] = v16_fma(v16_load(a->q + (q0 + (size_t)n) * f->dim + c), m, sum[n]);
+    }
+    for (int n = 0; n < nq; n++)
+        base[n] = f->k_mean ? v16_sum(sum[n]) : 0.0f;
+}
+
 INLINE void coded_scores(const node_attn_t *a, uint32_t q0, const node_coded_form_t *f, const node_coded_query_t *q,
                          const uint8_t *tile, const int nq, const int bits)
 {
     const uint16_t *scales = (const uint16_t *)(const void *)(tile + f->k_scale);
     const uint16_t *mins = (const uint16_t *)(const void *)(tile + f->k_min);
+    float base[3];
+    mean_scores(a, q0, f, tile, base, nq);
     for (uint32_t t = 0; t < NODE_ATTN_TILE; t += 16 * CODED_NS) {
         v16 score[3][CODED_NS];
         n16 acc[3][CODED_NS];
         for (int n = 0; n < nq; n++)
             for (int s = 0; s < CODED_NS; s++) {
-                score[n][s] = v16_set1(0.0f);
+                score[n][s] = v16_set1(base[n]);
                 acc[n][s] = n16_zero();
             }
         for (uint32_t c = 0, end = f->group; c < f->dim; c += 16) {

@@ -68,8 +68,8 @@ typedef struct node_ops {
     void (*hadamard)(float *head, uint32_t dim);
     /* One query of a->q for rotated coded tiles. */
     void (*code_query)(const node_coded_form_t *f, const float *q, node_coded_query_t *coded);
-    /* One coded tile. Rotated: a->o is rotated too, and a->q not read; by channel: q is not read. Parameters of tokens
-     * that a query does not see are finite. */
+    /* One coded tile. Rotated: a->o is rotated too, and a->q read for the mean of keys only; by channel: q is not read.
+     * Parameters of tokens that a query does not see are finite. */
     void (*attend_coded)(const node_attn_t *a, const node_coded_form_t *f, const node_coded_query_t *q,
                          const uint8_t *tile);
     /* Folds state b of n_q queries into a, b being the later split. */

@@ -47,6 +47,12 @@ static double tile_k_value(const node_coded_form_t *f, const uint8_t *tile, uint
            node_f32_from_f16(vc_le16(tile + f->k_min + at));
 }
 
+/* Of a channel, in the model's own space. */
+static double tile_k_mean(const node_coded_form_t *f, const uint8_t *tile, uint32_t c)
+{
+    return f->k_mean ? node_f32_from_f16(vc_le16(tile + f->k_mean + 2 * (size_t)c)) : 0.0;
+}
+
 static double tile_v_value(const node_coded_form_t *f, const uint8_t *tile, uint32_t t, uint32_t c)
 {
     return tile_v(f, tile, t, c) * (double)tile_param(tile + f->v_scale, f, t, c) +
@@ -129,6 +135,8 @@ static uint32_t body_rows(const node_body_t *body, uint32_t head, double *k, dou
             if (tile->codes && rotated_form(f)) {
                 hadamard(k, dim);
                 hadamard(v, dim);
+                for (uint32_t c = 0; c < dim; c++)
+                    k[c] += tile_k_mean(f, tile->codes, c);
             }
         }
     return n;

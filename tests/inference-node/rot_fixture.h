@@ -59,6 +59,22 @@ static double param_at(const uint8_t *at, const matrix_t *m, uint32_t token, uin
     return node_f32_from_f16(vc_le16(at + 2 * (token * (m->dim / m->group) + channel / m->group)));
 }
 
+/* The mean of keys that a head of a part starts with, or zeros; returns where its matrices start. */
+static const uint8_t *mean_at(const uint8_t *at, const node_spec_t *spec, uint32_t dim, double *mean)
+{
+    for (uint32_t c = 0; c < dim; c++)
+        mean[c] = spec->center ? node_f32_from_f16(vc_le16(at + 2 * c)) : 0.0;
+    return at + (spec->center ? 2 * dim : 0);
+}
+
+/* x [token][dim], less the mean. */
+static void take_mean(double *x, uint32_t dim, const double *mean)
+{
+    for (uint32_t t = 0; t < NODE_TILE; t++)
+        for (uint32_t c = 0; c < dim; c++)
+            x[t * dim + c] -= mean[c];
+}
+
 static void page_rows(node_page_t *page, uint32_t layer, uint32_t head, uint32_t dim, bool values, double *x)
 {
     const uint16_t *k = node_page_k(page, layer, head), *v = node_page_v(page, layer, head);

@@ -92,7 +92,8 @@ Test(body, any_cut_of_a_stored_copy_is_a_body)
                                         "snapkv:keep=0.2+rot",
                                         "kvzip:budget=global",
                                         "kvquant:bits=3",
-                                        "expected_attention:keep=0.2,budget=layer"};
+                                        "expected_attention:keep=0.2,budget=layer",
+                                        "rot:bits=2,center=no"};
     fx_t f;
     fx_open(&f, fx_model(1, 4, 2, 16), 9, 64, 92);
     for (size_t s = 0; s < VC_ARRAY_LEN(texts); s++) {

@@ -114,7 +114,7 @@ Test(pack, coded_rows_are_packed_densely_in_ascending_position)
             fx_t f;
             char text[64];
             fx_open(&f, fx_model(2, 4, 2, b % 2 ? 80 : 64), N, 64, 160);
-            snprintf(text, sizeof(text), "rot:bits=%u,group=16", all_bits[b]);
+            snprintf(text, sizeof(text), "rot:bits=%u,group=16,center=no", all_bits[b]);
             fx_records_t r = {0};
             fx_compress(text, &f.in, &r);
             node_body_t *whole = fx_body(text, &f.model, &r, N);
@@ -187,7 +187,7 @@ Test(pack, attention_over_kept_codes_sees_the_kept_rows_and_no_other)
         fx_open(&f, fx_model(1, 2, 2, dims[d]), 20, 64, 161);
         for (int b = 0; b < N_BITS; b++) {
             char text[64];
-            snprintf(text, sizeof(text), "rot:bits=%u,group=16", all_bits[b]);
+            snprintf(text, sizeof(text), "rot:bits=%u,group=16,center=no", all_bits[b]);
             fx_records_t r = {0};
             fx_compress(text, &f.in, &r);
             expect_attention(&f, text, &r, UINT32_MAX);

@@ -23,11 +23,25 @@ static void expect_matrix(const matrix_t *m, const double *x)
     }
 }
 
+/* x [token][dim] */
+static void expect_mean(const double *x, uint32_t dim, const double *mean)
+{
+    for (uint32_t c = 0; c < dim; c++) {
+        double sum = 0, size = 0;
+        for (uint32_t t = 0; t < NODE_TILE; t++) {
+            sum += x[t * dim + c] / NODE_TILE;
+            size += fabs(x[t * dim + c]) / NODE_TILE;
+        }
+        cr_assert(fabs(sum - mean[c]) <= 0x1p-11 * fabs(sum) + 0x1p-20 * size + 0x1p-25, "channel %u: %g, not %g", c,
+                  mean[c], sum);
+    }
+}
+
 static void expect_record(const fx_t *f, const char *text)
 {
     node_spec_t spec = fx_spec(text);
     const uint32_t dim = f->model.head_dim;
-    double *x = vc_calloc((size_t)NODE_TILE * dim, sizeof(*x));
+    double *x = vc_calloc((size_t)NODE_TILE * dim, sizeof(*x)), mean[NODE_HEAD_DIM_MAX];
     fx_records_t r = {0};
     fx_compress(text, &f->in, &r);
     for (uint32_t b = 0; b < r.n; b++)
@@ -35,8 +49,14 @@ static void expect_record(const fx_t *f, const char *text)
             uint32_t length;
             const uint8_t *part = part_of(&r, b, l, &length), *at = part;
             for (uint32_t i = 0; i < 2 * f->model.n_kv_head; i++) {
-                matrix_t m = matrix_at(at, dim, spec.group, spec.bits);
                 page_rows(node_kv_page_at(&f->kv, b), l, i / 2, dim, i % 2, x);
+                if (i % 2 == 0) {
+                    at = mean_at(at, &spec, dim, mean);
+                    if (spec.center)
+                        expect_mean(x, dim, mean);
+                    take_mean(x, dim, mean);
+                }
+                matrix_t m = matrix_at(at, dim, spec.group, spec.bits);
                 expect_matrix(&m, x);
                 at = m.end;
             }
@@ -58,8 +78,11 @@ Test(rot, every_width_and_group_is_the_nearest_level_of_the_rotated_rows)
                 char text[64];
                 if (dims[d] % VC_MIN(groups[g], dims[d]) != 0)
                     continue; /* refused: see a_head_that_groups_do_not_divide_is_refused */
-                snprintf(text, sizeof(text), "rot:bits=%u,group=%u,fit=range", all_bits[b], groups[g]);
-                expect_record(&f, text);
+                for (int center = 0; center < 2; center++) {
+                    snprintf(text, sizeof(text), "rot:bits=%u,group=%u,fit=range,center=%s", all_bits[b], groups[g],
+                             center ? "yes" : "no");
+                    expect_record(&f, text);
+                }
             }
         fx_close(&f);
     }
@@ -95,7 +118,7 @@ Test(rot, a_constant_group_has_scale_zero_and_decodes_to_its_value)
         for (uint32_t t = 0; t < NODE_TILE; t += 2)
             k[t] = node_f16_from_f32(3.0f);
         char text[64];
-        snprintf(text, sizeof(text), "rot:bits=%u", all_bits[b]);
+        snprintf(text, sizeof(text), "rot:bits=%u,center=no", all_bits[b]);
         fx_records_t r = {0};
         fx_compress(text, &f.in, &r);
         uint32_t length;
@@ -115,14 +138,15 @@ Test(rot, a_constant_group_has_scale_zero_and_decodes_to_its_value)
 /* Sums of a head of large numbers leave f16: parameters saturate, and the record is still one that a loader takes. */
 Test(rot, the_largest_numbers_saturate_and_are_loaded)
 {
-    for (int b = 0; b < N_BITS; b++) {
+    for (int i = 0; i < 2 * N_BITS; i++) {
+        const uint32_t bits = all_bits[i / 2];
         fx_t f;
         fx_open(&f, fx_model(1, 1, 1, 64), 1, 64, 43);
         uint16_t *k = node_page_k(node_kv_page_at(&f.kv, 0), 0, 0);
-        for (uint32_t i = 0; i < 64 * NODE_TILE; i++)
-            k[i] = i % 3 ? 0x7bff : 0xfbff;
+        for (uint32_t n = 0; n < 64 * NODE_TILE; n++)
+            k[n] = n % 3 ? 0x7bff : 0xfbff;
         char text[64];
-        snprintf(text, sizeof(text), "rot:bits=%u", all_bits[b]);
+        snprintf(text, sizeof(text), "rot:bits=%u,center=%s", bits, i % 2 ? "yes" : "no");
         fx_records_t r = {0};
         fx_compress(text, &f.in, &r);
         node_body_put(fx_body(text, &f.model, &r, 1));
@@ -136,14 +160,18 @@ static double total_error(const fx_t *f, const char *text)
 {
     node_spec_t spec = fx_spec(text);
     const uint32_t dim = f->model.head_dim;
-    double *x = vc_calloc((size_t)NODE_TILE * dim, sizeof(*x)), sum = 0;
+    double *x = vc_calloc((size_t)NODE_TILE * dim, sizeof(*x)), mean[NODE_HEAD_DIM_MAX], sum = 0;
     fx_records_t r = {0};
     fx_compress(text, &f->in, &r);
     uint32_t length;
     const uint8_t *at = part_of(&r, 0, 0, &length);
     for (uint32_t i = 0; i < 2 * f->model.n_kv_head; i++) {
-        matrix_t m = matrix_at(at, dim, spec.group, spec.bits);
         page_rows(node_kv_page_at(&f->kv, 0), 0, i / 2, dim, i % 2, x);
+        if (i % 2 == 0) {
+            at = mean_at(at, &spec, dim, mean);
+            take_mean(x, dim, mean);
+        }
+        matrix_t m = matrix_at(at, dim, spec.group, spec.bits);
         for (uint32_t t = 0; t < NODE_TILE; t++) {
             hadamard(x + t * dim, dim);
             for (uint32_t c = 0; c < dim; c++) {
@@ -175,9 +203,27 @@ Test(rot, a_fitted_range_has_less_error_the_fewer_the_bits)
     fx_close(&f);
 }
 
+/* Every channel with a constant of its own, as keys of real models have: the codes are of the rest alone. */
+Test(rot, keys_around_a_constant_lose_no_more_than_keys_around_zero)
+{
+    fx_t f;
+    fx_open(&f, fx_model(1, 4, 2, 64), 1, 64, 45);
+    double around_zero = total_error(&f, "rot:bits=4");
+    for (uint32_t h = 0; h < 2; h++)
+        for (uint32_t c = 0; c < 64; c++)
+            for (uint32_t t = 0; t < NODE_TILE; t++) {
+                uint16_t *k = node_page_k(node_kv_page_at(&f.kv, 0), 0, h) + c * NODE_TILE + t;
+                *k = node_f16_from_f32(node_f32_from_f16(*k) + (float)(8.0 * golden_u(11, c)));
+            }
+    cr_assert_lt(total_error(&f, "rot:bits=4"), 1.05 * around_zero);
+    cr_assert_gt(total_error(&f, "rot:bits=4,center=no"), 4.0 * around_zero);
+    fx_close(&f);
+}
+
 /* ---- the vector versions ---- */
 
 typedef struct quantised {
+    uint16_t means[128];
     uint8_t codes[128 * NODE_TILE];
     uint16_t scales[8 * NODE_TILE], mins[8 * NODE_TILE];
 } quantised_t;
@@ -187,19 +233,20 @@ static void same_on_every_isa(const uint16_t *x, const char *what)
     (void)what; /* the plain runner drops messages */
     static const uint32_t dims[] = {16, 64, 80, 128}, groups[] = {16, 32, 64, 128};
     static quantised_t want, got;
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 16; i++)
         for (int g = 0; g < 4; g++)
-            for (int b = 0; b < N_BITS && dims[i / 2] % groups[g] == 0; b++) {
-                const uint32_t dim = dims[i / 2];
-                const bool fit = i % 2;
+            for (int b = 0; b < N_BITS && dims[i / 4] % groups[g] == 0; b++) {
+                const uint32_t dim = dims[i / 4];
+                const bool fit = i % 2, center = i / 2 % 2;
                 memset(&want, 0xa5, sizeof(want));
-                node_rot_quantise_scalar(x, dim, groups[g], all_bits[b], fit, want.codes, want.scales, want.mins);
+                node_rot_quantise_scalar(x, dim, groups[g], all_bits[b], fit, center ? want.means : NULL, want.codes,
+                                         want.scales, want.mins);
                 for (node_ops_level_t level = NODE_OPS_AVX2; level <= NODE_OPS_AVX512; level++) {
                     node_rot_quantise_fn fn = node_rot_quantise(level);
                     if (fn == NULL)
                         continue;
                     memset(&got, 0xa5, sizeof(got));
-                    fn(x, dim, groups[g], all_bits[b], fit, got.codes, got.scales, got.mins);
+                    fn(x, dim, groups[g], all_bits[b], fit, center ? got.means : NULL, got.codes, got.scales, got.mins);
                     cr_assert(memcmp(&want, &got, sizeof(want)) == 0, "%s: level %d, %u bits, %u channels by %u", what,
                               (int)level, all_bits[b], dim, groups[g]);
                 }
@@ -271,7 +318,9 @@ Test(rot, parameters_that_cannot_be_are_refused)
     fx_compress("rot:bits=4,group=32", &f.in, &r);
     uint32_t length;
     const uint8_t *part = part_of(&r, 0, 0, &length);
-    matrix_t k = matrix_at(part, 64, 32, 4), v = matrix_at(k.end, 64, 32, 4);
+    matrix_t k = matrix_at(part + 2 * 64, 64, 32, 4), v = matrix_at(k.end, 64, 32, 4);
+    expect_refused(&f, &r, 0, 0x7c00, "infinite mean");
+    expect_refused(&f, &r, 2 * 63, 0xfe00, "last mean not a number");
     expect_refused(&f, &r, (uint32_t)(k.scales - part), 0x7c00, "infinite scale");
     expect_refused(&f, &r, (uint32_t)(k.scales - part) + 2, 0x7e00, "scale not a number");
     expect_refused(&f, &r, (uint32_t)(k.scales - part) + 254, 0xbc00, "negative scale");

@@ -19,7 +19,10 @@ static void expect_tiles(const fx_t *f, const char *text)
             const node_tile_t *tile = &body->tiles[i][b];
             uint32_t length;
             const uint8_t *part = part_of(&r, b, i / n_head, &length);
-            part += (size_t)(i % n_head) * ((length - 4) / n_head);
+            double mean[NODE_HEAD_DIM_MAX];
+            part = mean_at(part + (size_t)(i % n_head) * ((length - 4) / n_head), &spec, form->dim, mean);
+            for (uint32_t c = 0; c < form->dim; c++)
+                cr_assert(tile_k_mean(form, tile->codes, c) == mean[c]);
             matrix_t k = matrix_at(part, form->dim, spec.group, spec.bits);
             matrix_t v = matrix_at(k.end, form->dim, spec.group, spec.bits);
             cr_assert(tile->n_rows == NODE_TILE && tile->codes != NULL && tile->k == NULL);
@@ -46,8 +49,11 @@ Test(rot_attend, a_tile_holds_the_codes_of_the_record)
             fx_t f;
             char text[64];
             fx_open(&f, fx_model(2, 4, 2, dims[d]), 2, 64, 50);
-            snprintf(text, sizeof(text), "rot:bits=%u,group=%u", all_bits[b], dims[d] == 80 ? 16 : 32);
-            expect_tiles(&f, text);
+            for (int center = 0; center < 2; center++) {
+                snprintf(text, sizeof(text), "rot:bits=%u,group=%u,center=%s", all_bits[b], dims[d] == 80 ? 16 : 32,
+                         center ? "yes" : "no");
+                expect_tiles(&f, text);
+            }
             fx_close(&f);
         }
 }
@@ -114,7 +120,7 @@ Test(rot_attend, keys_with_a_large_bias_are_attended_as_keys_without)
 {
     fx_t f;
     fx_open(&f, fx_model(1, 2, 2, 64), 6, 64, 61);
-    errors_t without = errors_of(&f, "rot:bits=4", 16.0);
+    errors_t without = errors_of(&f, "rot:bits=4,center=no", 16.0);
     for (uint32_t b = 0; b < 6; b++)
         for (uint32_t h = 0; h < 2; h++)
             for (uint32_t c = 5; c < 64; c += 29)
@@ -122,10 +128,30 @@ Test(rot_attend, keys_with_a_large_bias_are_attended_as_keys_without)
                     uint16_t *k = node_page_k(node_kv_page_at(&f.kv, b), 0, h) + c * NODE_TILE + t;
                     *k = node_f16_from_f32(node_f32_from_f16(*k) + 24.0f);
                 }
-    errors_t with = errors_of(&f, "rot:bits=4", 16.0), with8 = errors_of(&f, "rot:bits=8", 16.0);
+    errors_t with = errors_of(&f, "rot:bits=4,center=no", 16.0), with8 = errors_of(&f, "rot:bits=8,center=no", 16.0);
     cr_assert(with.coded < 0.05, "4 bits: %g", with.coded);
     cr_assert(with8.full < 0.1, "8 bits: %g", with8.full);
     cr_assert(with.full < 4 * without.full, "%g with the bias, %g without", with.full, without.full);
+    fx_close(&f);
+}
+
+/* A block's keys less their mean, and blocks with means of their own: softmax runs over all of them, so what a block's
+ * scores get from its mean must be there, as large as it is. */
+Test(rot_attend, every_block_adds_the_product_with_its_own_mean)
+{
+    fx_t f;
+    fx_open(&f, fx_model(1, 2, 2, 64), 6, 64, 66);
+    errors_t without = errors_of(&f, "rot:bits=4", 16.0);
+    for (uint32_t b = 0; b < 6; b++)
+        for (uint32_t h = 0; h < 2; h++)
+            for (uint32_t c = 0; c < 64; c++)
+                for (uint32_t t = 0; t < NODE_TILE; t++) {
+                    uint16_t *k = node_page_k(node_kv_page_at(&f.kv, b), 0, h) + c * NODE_TILE + t;
+                    *k = node_f16_from_f32(node_f32_from_f16(*k) + (float)golden_u(12 + b % 3, c));
+                }
+    errors_t with = errors_of(&f, "rot:bits=4", 16.0);
+    cr_assert(with.coded < 0.05, "%g", with.coded);
+    cr_assert(with.full < 2 * without.full, "%g with means, %g without", with.full, without.full);
     fx_close(&f);
 }
 
@@ -173,7 +199,8 @@ Test(rot_attend, every_isa_attends_to_the_same_bits)
                 char text[64];
                 if (dims[d] % VC_MIN(groups[g], dims[d]) != 0)
                     continue;
-                snprintf(text, sizeof(text), "rot:bits=%u,group=%u", all_bits[b], groups[g]);
+                snprintf(text, sizeof(text), "rot:bits=%u,group=%u,center=%s", all_bits[b], groups[g],
+                         (d + g) % 2 ? "yes" : "no");
                 fx_records_t r = {0};
                 fx_compress(text, &f.in, &r);
                 node_body_t *body = fx_body(text, &f.model, &r, 3);

@@ -31,7 +31,7 @@ Test(spec, defaults_are_written_out)
     expect_text("noise", "noise:eps=0.001,seed=1");
     expect_text("snapkv", "snapkv:keep=0.25,window=64,kernel=5,pool=avg");
     expect_text("kivi", "kivi:bits=4,group=32,residual=128");
-    expect_text("rot", "rot:bits=4,group=64,residual=64,fit=error");
+    expect_text("rot", "rot:bits=4,group=64,residual=64,fit=error,center=yes");
     expect_text("kvquant", "kvquant:bits=4,outliers=0.01,levels=calibrated,sinks=1");
     expect_text("kvquant:outliers=-0", "kvquant:bits=4,outliers=0,levels=calibrated,sinks=1");
 }
@@ -74,10 +74,10 @@ Test(spec, parameters_arrive_in_their_fields)
 Test(spec, other_parameters_have_another_id)
 {
     static const char *const texts[] = {
-        "none",         "noise",         "noise:seed=2",  "noise:eps=1e-2",   "snapkv", "snapkv:keep=0.5",
-        "kivi",         "kivi:bits=2",   "kivi:group=64", "kivi:residual=64", "rot",    "rot:bits=3",
-        "rot:group=32", "rot:residual=0"};
-    enum { N = 14 };
+        "none",         "noise",          "noise:seed=2",  "noise:eps=1e-2",   "snapkv", "snapkv:keep=0.5",
+        "kivi",         "kivi:bits=2",    "kivi:group=64", "kivi:residual=64", "rot",    "rot:bits=3",
+        "rot:group=32", "rot:residual=0", "rot:center=no"};
+    enum { N = 15 };
     node_spec_t specs[N];
     for (int i = 0; i < N; i++) {
         cr_assert_eq(node_spec_parse(texts[i], &specs[i], NULL), VC_OK);
@@ -176,10 +176,12 @@ Test(spec, what_does_not_combine_is_refused_with_the_reason)
     expect_refused("snapkv+ rot", "unknown compressor", "rot");
 }
 
-Test(spec, coded_rows_have_no_residual_of_their_own)
+Test(spec, coded_rows_have_no_residual_and_no_mean_of_their_own)
 {
     expect_refused("snapkv+rot:residual=64", "residual", "window of snapkv");
     expect_refused("snapkv+rot:bits=4,residual=0", "residual", "window of snapkv");
+    expect_refused("snapkv+rot:center=yes", "center", "whole block");
+    expect_refused("snapkv+rot:bits=4,center=no", "center", "whole block");
     expect_refused("snapkv+rot:bits=5", "bits=5", "2,3,4,8");
     expect_refused("snapkv+rot:keep=0.5", "keep", "bits, group, fit");
     expect_refused("snapkv:bits=4+rot", "bits", "keep, window");
