@@ -184,6 +184,7 @@ static void catch_signals(void)
     sigemptyset(&sa.sa_mask);
     sigaction(SIGINT, &sa, NULL);
     sigaction(SIGTERM, &sa, NULL);
+    signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of the file, told as one */
 }
 
 int node_cmd_generate(int argc, char **argv)

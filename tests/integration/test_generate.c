@@ -5,6 +5,7 @@
 #include <jansson.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "support/file.h"
 #include "support/proc.h"
@@ -160,6 +161,15 @@ Test(generate, a_slow_tier_that_cannot_be_made_is_told_in_a_sentence)
         generate(&out, "--prompt-file", path, "--kv-ram=400KB", "--max-tokens=40", "--kv-dir=/nonexistent/x", NULL), 64,
         "%s", out);
     cr_assert(strstr(out, "/nonexistent/x"), "%s", out);
+    vc_free(out);
+    struct rlimit old, small; /* stands for a full disk; the child inherits it */
+    cr_assert_eq(getrlimit(RLIMIT_FSIZE, &old), 0);
+    small = (struct rlimit){100000, old.rlim_max};
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
+    int rc = generate(&out, "--prompt-file", path, "--kv-ram=400KB", "--max-tokens=40", "--kv-dir", dir.path, NULL);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &old), 0);
+    cr_assert_eq(rc, 73, "%s", out);
+    cr_assert(strstr(out, "no room for") && strstr(out, dir.path), "%s", out);
     vc_free(out);
     cr_assert_eq(generate(&out, "--prompt-file", path, "--kv-ram=400KB", "--draft-length=4", NULL), 64);
     cr_assert(strstr(out, "--compressor"), "%s", out);
