@@ -39,7 +39,7 @@ def parse():
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--rate", default=None, help="rate of the slow link (default: measured fast rate / 33)")
     p.add_argument("--delay-ms", type=float, default=1)
-    p.add_argument("--compressor", default="kivi:bits=4")
+    p.add_argument("--compressor", default="rot:bits=4")
     p.add_argument("--max-tokens", type=int, default=64)
     p.add_argument("--threads", type=int, default=1)
     p.add_argument("--tail", default="verified", choices=["verified", "own"])

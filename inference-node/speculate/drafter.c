@@ -18,7 +18,7 @@ struct node_drafter {
     uint32_t *tokens; /* [cap] */
     uint32_t n_committed, n_pending, cap;
     uint32_t n_shared; /* blocks before this one are the verifier's, and final */
-    float *logits; /* one row */
+    float *logits;     /* one row */
 };
 
 void node_drafter_opts_default(node_drafter_opts_t *opts)
