@@ -207,6 +207,23 @@ Test(compress_job, goes_on_after_the_server_was_away_and_ends_on_a_signal)
     remote_cluster_stop(&c);
 }
 
+/* Every pass fails then; the flag was once looked at behind good passes only. */
+Test(compress_job, a_signal_ends_it_while_the_server_is_away)
+{
+    NEED_PROGRAMS();
+    remote_cluster_t c;
+    begin(&c);
+    const char *often[] = {"--interval-ms", "100", NULL};
+    vt_proc_end(c.server);
+    c.server = NULL;
+    vt_proc_t *job = job_start(&c, "kivi:bits=4", often);
+    cr_assert(vt_proc_wait_line(job, "pass ended early", WAIT_MS, NULL, 0));
+    vt_proc_signal(job, SIGTERM);
+    cr_assert_eq(vt_proc_wait_exit(job, WAIT_MS), 0);
+    vt_proc_end(job);
+    remote_cluster_stop(&c);
+}
+
 Test(compress_job, says_in_one_sentence_what_is_wrong)
 {
     NEED_PROGRAMS();
