@@ -9,7 +9,7 @@
  *   plain      plain decoding, the full KV streamed at every step: the baseline
  *   N drafts   draft on the compressed copy in memory, stream the full KV once a round; auto: adaptive length
  * Reads are direct, so the page cache does not help; a disk behind a hypervisor may have a cache of its own.
- *   --model FILE (else VERICACHE_MODEL), --text FILE, --threads N, --reps N, --compressor SPEC,
+ *   --model FILE (else VERICACHE_MODEL), --texts LIST separated by ';', --threads N, --reps N, --compressor SPEC,
  *   --kv-ram-percent N of the full KV (default 20), --dir DIR for the file (default $TMPDIR or /tmp)
  */
 #include <stdio.h>
@@ -25,6 +25,8 @@
 #include "vc/mem.h"
 
 enum { N_MODES = 5, STEPS = 6 /* plain steps a repetition */ };
+
+#define TEXTS "bench/texts/prose.txt;bench/texts/chat.txt;bench/texts/code.txt;bench/texts/retrieval.txt"
 
 static vc_err_t err;
 #define OK(call) BENCH_OK(call, err)
@@ -53,23 +55,39 @@ static void open_node(void)
     OK(node_open(&o, &node, &err));
 }
 
+/* Tokens of the files one after the other, round again where they are too few. */
+static void read_prompt(void)
+{
+    char list[1024];
+    uint32_t have = 0, rounds = 0;
+    prompt = vc_calloc(n_prompt, sizeof *prompt);
+    if (!prompt)
+        bench_fail("no memory for the prompt");
+    for (; have < n_prompt; rounds++) {
+        uint32_t before = have;
+        snprintf(list, sizeof list, "%s", bench_option("texts", TEXTS));
+        for (char *save = NULL, *path = strtok_r(list, ";", &save); path; path = strtok_r(NULL, ";", &save)) {
+            char *data;
+            size_t bytes;
+            uint32_t *ids, n_ids;
+            OK(node_prompt_read_file(path, (size_t)4 << 20, &data, &bytes, &err));
+            OK(node_tokenizer_encode(node->tok, data, bytes, false, &ids, &n_ids, &err));
+            uint32_t n = VC_MIN(n_ids, n_prompt - have);
+            memcpy(prompt + have, ids, n * sizeof *ids);
+            have += n;
+            vc_free(ids);
+            vc_free(data);
+        }
+        if (have == before)
+            bench_fail("no tokens from %s", bench_option("texts", TEXTS));
+    }
+    if (rounds > 1)
+        bench_note("the texts are repeated to %u tokens", n_prompt);
+}
+
 static void load_prompt(void)
 {
-    const char *path = bench_option("text", "/usr/share/common-licenses/GPL-3");
-    char *data;
-    size_t bytes;
-    uint32_t *ids, n_ids;
-    OK(node_prompt_read_file(path, (size_t)4 << 20, &data, &bytes, &err));
-    OK(node_tokenizer_encode(node->tok, data, bytes, false, &ids, &n_ids, &err));
-    prompt = vc_calloc(n_prompt, sizeof *prompt);
-    if (!prompt || !n_ids)
-        bench_fail("no tokens from %s", path);
-    for (uint32_t i = 0; i < n_prompt; i++)
-        prompt[i] = ids[i % n_ids];
-    if (n_prompt > n_ids)
-        bench_note("%s has %u tokens and is repeated to %u", path, n_ids, n_prompt);
-    vc_free(ids);
-    vc_free(data);
+    read_prompt();
     node_kv_dims_t dims;
     node_engine_kv_dims(node->engine, &dims);
     OK(node_kv_init(&full, &dims, NULL));
