@@ -50,8 +50,8 @@ static void expect_rows_of_rot(const fx_t *f, const char *dropper, uint32_t bits
 {
     char text[VC_SPEC_TEXT_MAX], plain[64];
     fx_records_t coded = {0}, all = {0}, chosen = {0};
-    snprintf(plain, sizeof(plain), "rot:bits=%u,group=%u", bits, group);
-    snprintf(text, sizeof(text), "%s+%s", dropper, plain);
+    snprintf(plain, sizeof(plain), "rot:bits=%u,group=%u,center=no", bits, group); /* kept rows have no mean */
+    snprintf(text, sizeof(text), "%s+rot:bits=%u,group=%u", dropper, bits, group);
     fx_compress(text, &f->in, &coded);
     fx_compress(plain, &f->in, &all);
     fx_compress(dropper, &f->in, &chosen);
@@ -127,8 +127,8 @@ Test(combine, keeping_everything_gives_the_tiles_of_rot)
         for (int b = 0; b < N_BITS; b++) {
             char text[VC_SPEC_TEXT_MAX], rot[64];
             fx_records_t coded = {0}, all = {0};
-            snprintf(rot, sizeof(rot), "rot:bits=%u,group=32", all_bits[b]);
-            snprintf(text, sizeof(text), "%s+%s", droppers[d], rot);
+            snprintf(rot, sizeof(rot), "rot:bits=%u,group=32,center=no", all_bits[b]);
+            snprintf(text, sizeof(text), "%s+rot:bits=%u,group=32", droppers[d], all_bits[b]);
             fx_compress(text, &f.in, &coded);
             fx_compress(rot, &f.in, &all);
             node_body_t *x = fx_body(text, &f.model, &coded, 4), *y = fx_body(rot, &f.model, &all, 4);
