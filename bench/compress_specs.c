@@ -38,6 +38,9 @@ static const struct {
     {"KVzap", ".5", "kvzap:keep=0.5", false},
     {"KVzap", ".25", "kvzap:keep=0.25", true},
     {"KVzap", ".125", "kvzap:keep=0.125", false},
+    {"KVzap tau", "-4.74", "kvzap:tau=-4.74", false}, /* about a half, a quarter, an eighth */
+    {"KVzap tau", "-3.34", "kvzap:tau=-3.34", false},
+    {"KVzap tau", "-1.91", "kvzap:tau=-1.91", false},
     {"KIVI", "8", "kivi:bits=8", false},
     {"KIVI", "4", "kivi:bits=4", true},
     {"KIVI", "2", "kivi:bits=2", false},
@@ -45,6 +48,7 @@ static const struct {
     {"KVQuant", "3", "kvquant:bits=3", false},
     {"KVQuant", "2", "kvquant:bits=2", false},
     {"RotateKV", "4", "rotatekv:bits=4", true},
+    {"RotateKV, groups of 32", "4", "rotatekv:bits=4,group=32", false},
     {"RotateKV", "3", "rotatekv:bits=3", false},
     {"RotateKV", "2", "rotatekv:bits=2", false},
     {"RotateKV, f16 body", "4", "rotatekv:bits=4", false},
@@ -58,6 +62,8 @@ static const struct {
     {"KVzip+ and rot", ".25 4b", "kvzip:keep=0.25+rot:bits=4", false},
     {"KVzip+ and rot", ".5 3b", "kvzip:keep=0.5+rot:bits=3", false},
     {"SnapKV and rot", ".5 4b", "snapkv:keep=0.5+rot:bits=4", false},
+    {"KVzap and rot", ".5 4b", "kvzap:tau=-4.74+rot:bits=4", false},
+    {"KVzap and rot", ".25 4b", "kvzap:tau=-3.34+rot:bits=4", false},
 };
 
 /* ---- KVzip: one replay serves every share and budget of a text ---- */
