@@ -35,11 +35,15 @@ void vc_test_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2), nor
 #define cr_assert_null(a, ...) cr_assert((a) == NULL)
 #define cr_assert_not_null(a, ...) cr_assert((a) != NULL)
 #define cr_assert_str_eq(a, b, ...) cr_assert(strcmp((a), (b)) == 0)
+#define cr_assert_str_neq(a, b, ...) cr_assert(strcmp((a), (b)) != 0)
 #define cr_assert_arr_eq(a, b, n, ...) cr_assert(memcmp((a), (b), (n)) == 0)
 #define cr_assert_float_eq(a, b, eps, ...) cr_assert((a) - (b) <= (eps) && (b) - (a) <= (eps))
 #define cr_assert_fail(...) vc_test_fail(__FILE__, __LINE__, "cr_assert_fail")
 #define cr_expect cr_assert
 #define cr_expect_eq cr_assert_eq
+#define cr_expect_gt cr_assert_gt
+#define cr_expect_not_null cr_assert_not_null
+#define cr_expect_str_eq cr_assert_str_eq
 #define cr_skip_test(...) vc_test_skip("" __VA_ARGS__)
 #define cr_log_info(...) (printf(__VA_ARGS__), putchar('\n'))
 #endif
