@@ -107,6 +107,8 @@ static void decode_matrix(const node_rot_rows_t *s, const uint8_t *at, uint8_t *
 static void decode_head(const node_rot_rows_t *s, const node_coded_form_t *f, const uint8_t *at, uint8_t *tile)
 {
     uint8_t codes[NODE_HEAD_DIM_MAX * NODE_TILE];
+    if (s->center) /* a small head does not fill the mean's place */
+        memset(tile + f->k_mean, 0, f->bytes - f->k_mean);
     for (uint32_t c = 0; s->center && c < s->dim; c++, at += 2) {
         uint16_t mean = vc_le16(at);
         memcpy(tile + f->k_mean + 2 * (size_t)c, &mean, 2);
