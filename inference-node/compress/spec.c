@@ -214,7 +214,7 @@ vc_status_t node_params_parse(node_spec_t *spec, const char *method, const char 
                               uint32_t n_table, vc_err_t *err)
 {
     for (uint32_t i = 0; i < n_table; i++)
-        store(spec, &table[i], table[i].preset, (uint64_t)table[i].preset);
+        store(spec, &table[i], table[i].preset, table[i].preset > 0 ? (uint64_t)table[i].preset : 0);
     char buf[VC_SPEC_TEXT_MAX] = "";
     if (params)
         snprintf(buf, sizeof(buf), "%s", params); /* node_spec_parse has bounded the whole text */
