@@ -24,9 +24,13 @@ static const node_codec_ops_t kvzap_keep; /* of specs that name a share */
 static bool has_param(const char *params, const char *name)
 {
     const size_t n = strlen(name);
-    for (const char *at = params; at != NULL; at = strchr(at, ','), at += at != NULL)
+    for (const char *at = params; at != NULL;) {
         if (strncmp(at, name, n) == 0 && at[n] == '=')
             return true;
+        at = strchr(at, ',');
+        if (at != NULL)
+            at++;
+    }
     return false;
 }
 
