@@ -1,6 +1,7 @@
 /*
- * The drafter. tokens[0 .. n_committed) are final, tokens[n_committed .. n_committed + n_pending) are its drafts.
- * KV rows exist for a leading part of these; the row of the newest draft is only computed when a further one is wanted.
+ * The drafter. tokens[0 .. n_committed) are final, then n_pending drafts follow, then n_ready picks of the same pass as
+ * the last of these that were not taken yet. The sampler has them all.
+ * KV rows exist for a leading part of these; the row of the newest pick is only computed when a further one is wanted.
  * A rollback is node_kv_truncate: it touches the tail's last page only. Owner thread: the request's.
  */
 #include "speculate/drafter.h"
@@ -16,9 +17,17 @@ struct node_drafter {
     node_sampler_t *sampler; /* holds committed and pending tokens */
     node_kv_t kv;
     uint32_t *tokens; /* [cap] */
-    uint32_t n_committed, n_pending, cap;
+    uint32_t n_committed, n_pending, n_ready, cap;
     uint32_t n_shared; /* blocks before this one are the verifier's, and final */
-    float *logits;     /* one row */
+    double *margins;   /* [max_draft] of the n_ready picks */
+    /* the planned step */
+    bool planned;
+    uint32_t kv_before, n_planned, n_logits;
+    /* for node_drafter_next */
+    node_row_t *rows;
+    uint32_t cap_rows;
+    float *logits;
+    size_t cap_logits;
 };
 
 void node_drafter_opts_default(node_drafter_opts_t *opts)
@@ -70,9 +79,9 @@ vc_status_t node_drafter_create(const node_drafter_opts_t *o, const uint32_t *to
     d->max_draft = o->max_draft;
     node_kv_dims_t dims;
     node_engine_kv_dims(o->engine, &dims);
-    d->logits = vc_alloc_aligned(64, vc_align_up((size_t)d->n_vocab * sizeof *d->logits, 64));
+    d->margins = vc_calloc(VC_MAX(d->max_draft, 1u), sizeof *d->margins);
     vc_status_t st =
-        d->logits && grow_tokens(d, n_tokens) ? VC_OK : vc_err_set(err, VC_ERR_NOMEM, "drafter: out of memory");
+        d->margins && grow_tokens(d, n_tokens) ? VC_OK : vc_err_set(err, VC_ERR_NOMEM, "drafter: out of memory");
     if (st == VC_OK)
         st = check_tokens(d, tokens, n_tokens, err);
     if (st == VC_OK)
@@ -98,6 +107,8 @@ void node_drafter_destroy(node_drafter_t *d)
     node_kv_fini(&d->kv);
     node_sampler_destroy(d->sampler);
     vc_free(d->tokens);
+    vc_free(d->margins);
+    vc_free(d->rows);
     vc_free(d->logits);
     vc_free(d);
 }
@@ -105,7 +116,7 @@ void node_drafter_destroy(node_drafter_t *d)
 vc_status_t node_drafter_load_page(node_drafter_t *d, node_page_t *page, vc_err_t *err)
 {
     uint32_t n = d->kv.n_tokens;
-    if (d->n_pending || n % NODE_TILE || n + NODE_TILE > d->n_committed) {
+    if (d->planned || d->n_pending || n % NODE_TILE || n + NODE_TILE > d->n_committed) {
         node_page_put(page);
         return vc_err_set(err, VC_ERR_INVALID, "drafter: block %u cannot be loaded here", n / NODE_TILE);
     }
@@ -115,11 +126,16 @@ vc_status_t node_drafter_load_page(node_drafter_t *d, node_page_t *page, vc_err_
     return kv_error(st, err);
 }
 
+static vc_status_t check_unplanned(const node_drafter_t *d, vc_err_t *err)
+{
+    return d->planned ? vc_err_set(err, VC_ERR_INVALID, "drafter: a step is planned already") : VC_OK;
+}
+
 vc_status_t node_drafter_prefill(node_drafter_t *d, uint32_t max_rows, bool *done_p, vc_err_t *err)
 {
-    vc_status_t st = VC_OK;
+    vc_status_t st = check_unplanned(d, err);
     uint32_t n = d->kv.n_tokens;
-    if (n + 1 < d->n_committed) {
+    if (st == VC_OK && n + 1 < d->n_committed) {
         uint32_t left = d->n_committed - 1 - n;
         uint32_t rows = max_rows ? VC_MIN(left, max_rows) : left;
         st = node_prefill(d->engine, &d->kv, d->tokens + n, rows, NULL, NULL, err);
@@ -129,27 +145,151 @@ vc_status_t node_drafter_prefill(node_drafter_t *d, uint32_t max_rows, bool *don
     return st;
 }
 
-vc_status_t node_drafter_next(node_drafter_t *d, node_pick_t *pick_p, vc_err_t *err)
+/* Pending and ready tokens from the i-th on are forgotten, with their rows. */
+static vc_status_t drop_from(node_drafter_t *d, uint32_t i, vc_err_t *err)
+{
+    uint32_t keep = d->n_committed + i, known = d->n_pending + d->n_ready;
+    for (uint32_t j = i; j < known; j++)
+        node_sampler_pop(d->sampler, d->tokens[d->n_committed + j]);
+    d->n_pending = VC_MIN(d->n_pending, i);
+    d->n_ready = i - d->n_pending;
+    if (d->kv.n_tokens <= keep)
+        return VC_OK;
+    return kv_error(node_kv_truncate(&d->kv, keep), err);
+}
+
+vc_status_t node_drafter_drop(node_drafter_t *d, vc_err_t *err)
+{
+    vc_status_t st = check_unplanned(d, err);
+    return st == VC_OK ? drop_from(d, 0, err) : st;
+}
+
+/* ---- a draft step ---- */
+
+static vc_status_t check_room(const node_drafter_t *d, vc_err_t *err)
+{
+    if (d->n_pending < d->max_draft && d->n_committed + d->n_pending < d->context)
+        return VC_OK;
+    return vc_err_set(err, VC_ERR_RANGE, "no room for a further draft token after %u", d->n_pending);
+}
+
+vc_status_t node_drafter_plan(node_drafter_t *d, node_row_t *rows, uint32_t cap, uint32_t *n_rows_p,
+                              uint32_t *n_logits_p, vc_err_t *err)
 {
     uint32_t n = d->n_committed + d->n_pending;
-    if (d->n_pending >= d->max_draft || n >= d->context)
-        return vc_err_set(err, VC_ERR_RANGE, "no room for a further draft token after %u", d->n_pending);
+    vc_status_t st = check_unplanned(d, err);
+    if (st == VC_OK)
+        st = check_room(d, err);
+    if (st == VC_OK && !cap)
+        st = vc_err_set(err, VC_ERR_INVALID, "drafter: a pass of 0 rows");
+    if (st == VC_OK && !d->n_ready &&
+        d->kv.n_tokens >= n) /* a block was loaded whole: the last row's logits are not there */
+        st = kv_error(node_kv_truncate(&d->kv, n - 1), err);
+    if (st != VC_OK)
+        return st;
+    uint32_t first = d->kv.n_tokens, n_rows = d->n_ready ? 0 : VC_MIN(cap, n - first);
+    for (uint32_t i = 0; i < n_rows; i++)
+        rows[i] = (node_row_t){&d->kv, d->tokens[first + i], first + i + 1 == n};
+    d->planned = true;
+    d->kv_before = first;
+    d->n_planned = n_rows;
+    d->n_logits = n_rows && first + n_rows == n;
+    *n_rows_p = n_rows;
+    *n_logits_p = d->n_logits;
+    return VC_OK;
+}
+
+vc_status_t node_drafter_cancel(node_drafter_t *d, vc_err_t *err)
+{
+    if (!d->planned)
+        return VC_OK;
+    d->planned = false;
+    return kv_error(node_kv_truncate(&d->kv, d->kv_before), err);
+}
+
+/* One pick behind all that is known becomes ready. */
+static vc_status_t pick_next(node_drafter_t *d, const float *logits, vc_err_t *err)
+{
+    uint32_t n = d->n_committed + d->n_pending + d->n_ready;
+    node_pick_t pick;
     if (!grow_tokens(d, n + 1))
         return vc_err_set(err, VC_ERR_NOMEM, "drafter: out of memory");
-    vc_status_t st = VC_OK;
-    if (d->kv.n_tokens >= n) /* every row is there (a block boundary was loaded whole): the last one's logits are not */
-        st = kv_error(node_kv_truncate(&d->kv, n - 1), err);
-    if (st == VC_OK)
-        st = node_prefill(d->engine, &d->kv, d->tokens + d->kv.n_tokens, n - d->kv.n_tokens, d->logits, NULL, err);
-    node_pick_t pick;
-    if (st == VC_OK)
-        st = node_sampler_pick(d->sampler, d->logits, n, &pick, err);
+    vc_status_t st = node_sampler_pick(d->sampler, logits, n, &pick, err);
     if (st != VC_OK)
         return st;
     node_sampler_push(d->sampler, pick.token);
     d->tokens[n] = pick.token;
-    d->n_pending++;
-    *pick_p = pick;
+    d->margins[d->n_ready++] = pick.margin;
+    return VC_OK;
+}
+
+vc_status_t node_drafter_take(node_drafter_t *d, const float *logits, node_pick_t *picks, uint32_t cap,
+                              uint32_t *n_picks_p, vc_err_t *err)
+{
+    if (!d->planned || d->kv.n_tokens != d->kv_before + d->n_planned)
+        return vc_err_set(err, VC_ERR_INVALID, "drafter: picks without the planned pass");
+    d->planned = false;
+    *n_picks_p = 0;
+    vc_status_t st = d->n_logits ? pick_next(d, logits, err) : VC_OK;
+    if (st != VC_OK)
+        return st;
+    uint32_t n = VC_MIN(cap, d->n_ready);
+    for (uint32_t i = 0; i < n; i++)
+        picks[i] = (node_pick_t){d->tokens[d->n_committed + d->n_pending + i], d->margins[i]};
+    d->n_pending += n;
+    d->n_ready -= n;
+    memmove(d->margins, d->margins + n, d->n_ready * sizeof *d->margins);
+    *n_picks_p = n;
+    return VC_OK;
+}
+
+static vc_status_t need_rows(node_drafter_t *d, uint32_t n, vc_err_t *err)
+{
+    if (n <= d->cap_rows)
+        return VC_OK;
+    node_row_t *rows = vc_realloc(d->rows, n, sizeof *rows);
+    if (!rows)
+        return vc_err_set(err, VC_ERR_NOMEM, "drafter: no memory for %u rows", n);
+    d->rows = rows;
+    d->cap_rows = n;
+    return VC_OK;
+}
+
+static vc_status_t need_logits(node_drafter_t *d, uint32_t n_rows, vc_err_t *err)
+{
+    size_t need = (size_t)n_rows * d->n_vocab;
+    if (need <= d->cap_logits)
+        return VC_OK;
+    vc_free(d->logits);
+    d->cap_logits = 0;
+    d->logits = vc_alloc_aligned(64, vc_align_up(need * sizeof *d->logits, 64));
+    if (!d->logits)
+        return vc_err_set(err, VC_ERR_NOMEM, "drafter: no memory for %u rows of logits", n_rows);
+    d->cap_logits = need;
+    return VC_OK;
+}
+
+vc_status_t node_drafter_next(node_drafter_t *d, node_pick_t *pick_p, vc_err_t *err)
+{
+    uint32_t cap = node_engine_max_rows(d->engine), n_rows, n_logits, n_picks = 0;
+    while (!n_picks) {
+        uint32_t n = d->n_committed + d->n_pending; /* rows that are there may have to be computed again: one at most */
+        uint32_t most = VC_MIN(cap, n - VC_MIN(d->kv.n_tokens, n - 1));
+        vc_status_t st = need_rows(d, most, err);
+        if (st == VC_OK)
+            st = node_drafter_plan(d, d->rows, most, &n_rows, &n_logits, err);
+        if (st != VC_OK)
+            return st;
+        st = need_logits(d, n_logits, err);
+        if (st == VC_OK)
+            st = node_forward(d->engine, d->rows, n_rows, d->logits, NULL, err);
+        if (st == VC_OK)
+            st = node_drafter_take(d, d->logits, pick_p, 1, &n_picks, err);
+        else
+            node_drafter_cancel(d, NULL);
+        if (st != VC_OK)
+            return st;
+    }
     return VC_OK;
 }
 
@@ -171,36 +311,33 @@ vc_status_t node_drafter_draft(node_drafter_t *d, uint32_t x, uint32_t *tokens, 
     return VC_OK;
 }
 
-/* Pending drafts from the i-th on are forgotten, with their rows. */
-static vc_status_t drop_from(node_drafter_t *d, uint32_t i, vc_err_t *err)
+/* The first n of pending and ready tokens are final: tokens, rows and the sampler have them already. */
+static void commit_known(node_drafter_t *d, uint32_t n)
 {
-    uint32_t keep = d->n_committed + i;
-    for (uint32_t j = i; j < d->n_pending; j++)
-        node_sampler_pop(d->sampler, d->tokens[d->n_committed + j]);
-    d->n_pending = i;
-    if (d->kv.n_tokens <= keep)
-        return VC_OK;
-    return kv_error(node_kv_truncate(&d->kv, keep), err);
+    uint32_t pending = VC_MIN(n, d->n_pending), ready = n - pending;
+    d->n_committed += n;
+    d->n_pending -= pending;
+    d->n_ready -= ready;
+    memmove(d->margins, d->margins + ready, d->n_ready * sizeof *d->margins);
 }
-
-vc_status_t node_drafter_drop(node_drafter_t *d, vc_err_t *err) { return drop_from(d, 0, err); }
 
 vc_status_t node_drafter_commit(node_drafter_t *d, const uint32_t *tokens, uint32_t n, bool *kept_p, vc_err_t *err)
 {
-    vc_status_t st = check_tokens(d, tokens, n, err);
+    vc_status_t st = check_unplanned(d, err);
+    if (st == VC_OK)
+        st = check_tokens(d, tokens, n, err);
     if (st != VC_OK)
         return st;
-    uint32_t same = 0;
-    while (same < n && same < d->n_pending && d->tokens[d->n_committed + same] == tokens[same])
+    uint32_t same = 0, known = d->n_pending + d->n_ready;
+    while (same < n && same < known && d->tokens[d->n_committed + same] == tokens[same])
         same++;
-    bool kept = same == n || same == d->n_pending;
-    if (!kept && (st = drop_from(d, same, err)) != VC_OK)
+    bool kept = same == n || same >= d->n_pending;
+    if (same < n && same < known && (st = drop_from(d, same, err)) != VC_OK)
         return st;
-    d->n_committed += same; /* tokens, rows and the sampler have them already */
-    d->n_pending -= same;
-    if (!grow_tokens(d, d->n_committed + n - same + d->n_pending))
+    commit_known(d, same);
+    if (!grow_tokens(d, d->n_committed + n - same + d->n_pending + d->n_ready))
         return vc_err_set(err, VC_ERR_NOMEM, "drafter: out of memory");
-    for (uint32_t i = same; i < n; i++) { /* here nothing is pending */
+    for (uint32_t i = same; i < n; i++) { /* here nothing is pending or ready */
         d->tokens[d->n_committed++] = tokens[i];
         node_sampler_push(d->sampler, tokens[i]);
     }
@@ -212,11 +349,13 @@ vc_status_t node_drafter_commit(node_drafter_t *d, const uint32_t *tokens, uint3
 vc_status_t node_drafter_put_rows(node_drafter_t *d, uint32_t first, uint32_t n, const uint16_t *rows, vc_err_t *err)
 {
     uint32_t body = d->kv.first_block * NODE_TILE;
+    vc_status_t st = check_unplanned(d, err);
+    if (st != VC_OK)
+        return st;
     if (first < body || first > d->kv.n_tokens || n > d->n_committed || first > d->n_committed - n)
         return vc_err_set(err, VC_ERR_RANGE, "rows [%u, +%u) do not follow on the drafter's %u of %u committed", first,
                           n, d->kv.n_tokens, d->n_committed);
     uint32_t end = first + n, had = d->kv.n_tokens;
-    vc_status_t st = VC_OK;
     if (end > had)
         st = kv_error(node_kv_reserve(&d->kv, end - had), err);
     size_t row_len = (size_t)d->kv.dims.n_layer * 2 * d->kv.dims.n_kv_head * d->kv.dims.head_dim;
@@ -262,7 +401,7 @@ vc_status_t node_drafter_share(node_drafter_t *d, const node_kv_t *full, vc_err_
         return vc_err_set(err, VC_ERR_INVALID,
                           "drafter: full KV of %u tokens does not fit %u committed and a body of %u", full->n_tokens,
                           d->n_committed, body);
-    vc_status_t st = drop_from(d, 0, err);
+    vc_status_t st = node_drafter_drop(d, err);
     /* Full pages that are shared already stay. Everything behind them goes, and comes again from the verifier. */
     uint32_t block = d->kv.first_block;
     while (st == VC_OK && block < full->n_tokens / NODE_TILE && is_shared(d, full, block))
@@ -285,6 +424,7 @@ vc_status_t node_drafter_share(node_drafter_t *d, const node_kv_t *full, vc_err_
     return st;
 }
 
+uint32_t node_drafter_n_ready(const node_drafter_t *d) { return d->n_ready; }
 uint32_t node_drafter_n_pending(const node_drafter_t *d) { return d->n_pending; }
 const uint32_t *node_drafter_pending(const node_drafter_t *d) { return d->tokens + d->n_committed; }
 uint32_t node_drafter_n_committed(const node_drafter_t *d) { return d->n_committed; }

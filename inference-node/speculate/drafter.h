@@ -37,8 +37,29 @@ vc_status_t node_drafter_load_page(node_drafter_t *d, node_page_t *page, vc_err_
  * by itself; a caller that wants to use waiting time does it here. *done_p may be NULL. */
 vc_status_t node_drafter_prefill(node_drafter_t *d, uint32_t max_rows, bool *done_p, vc_err_t *err);
 
-/* One further token behind the committed and pending ones. RANGE: no room (max_draft, context). The pick's margin is
- * what draft-length estimates are made from. */
+/*
+ * A draft step in three parts, so that rows of several requests share a pass: plan -> node_forward -> take.
+ *
+ * plan: rows of the next pass, at most cap (>= 1): first what is missing of committed and pending tokens, then the row
+ * that the next token is picked from. Where the missing rows do not fit in cap, the pass brings them only as far as
+ * they do (n_logits 0, take gives no pick; plan again). A plan may ask for several rows of logits, whose picks follow
+ * on one another; picks that came with an earlier pass and were not taken yet need none: 0 rows then, and take gives
+ * them. RANGE: no room (max_draft, context). INVALID: a step is planned already. Between plan and take (or cancel)
+ * every other call that changes the drafter is refused with INVALID.
+ */
+vc_status_t node_drafter_plan(node_drafter_t *d, node_row_t *rows, uint32_t cap, uint32_t *n_rows_p,
+                              uint32_t *n_logits_p, vc_err_t *err);
+/* After a pass over exactly the planned rows; logits: those of this drafter's rows, in order (not looked at after a
+ * plan without logits). Up to cap further picks, each pending from now on; those over cap wait for the next plan and
+ * take. The margin of a pick is what draft-length estimates are made from. On an error nothing new is pending. */
+vc_status_t node_drafter_take(node_drafter_t *d, const float *logits, node_pick_t *picks, uint32_t cap,
+                              uint32_t *n_picks_p, vc_err_t *err);
+/* The pass of a plan failed or never ran: back to the state before the plan. */
+vc_status_t node_drafter_cancel(node_drafter_t *d, vc_err_t *err);
+/* Picks that the next take gives without a pass. */
+uint32_t node_drafter_n_ready(const node_drafter_t *d);
+
+/* Plan, pass, take for one request and one token behind the committed and pending ones. RANGE as with plan. */
 vc_status_t node_drafter_next(node_drafter_t *d, node_pick_t *pick_p, vc_err_t *err);
 /* Up to x further tokens (fewer where there is no room); margins may be NULL. */
 vc_status_t node_drafter_draft(node_drafter_t *d, uint32_t x, uint32_t *tokens, double *margins, uint32_t *n_p,

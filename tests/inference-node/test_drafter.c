@@ -2,6 +2,8 @@
  * The drafter by itself: what stays pending after a commit, whose rows its tail holds, and that none of it can be seen
  * in a verifier's KV. A drafter with the full KV and own rows proposes exactly the plain continuation.
  */
+#include <math.h>
+
 #include "support/generation.h"
 
 enum { N_PROMPT = 150, N_NEW = 40 };
@@ -187,6 +189,131 @@ Test(drafter, drafting_never_touches_the_verifiers_kv)
     node_drafter_destroy(d);
     node_kv_digest(full, full->n_tokens, &after);
     cr_assert(gen_digest_equal(&before, &after));
+    teardown(&f);
+}
+
+/* ---- steps that share a pass ---- */
+
+enum { STEP_ROWS = 64 };
+
+/* One pass for the rows of both drafters, at most cap rows each; picks[i] and n_picks[i] of each. */
+static void step_together(const fx_t *f, node_drafter_t *const *d, uint32_t cap, node_pick_t *picks, uint32_t *n_picks)
+{
+    node_row_t rows[2 * STEP_ROWS];
+    uint32_t n_rows[2], n_logits[2];
+    float *logits = vc_calloc(2 * TINY_N_VOCAB, sizeof *logits);
+    GEN_OK(node_drafter_plan(d[0], rows, cap, &n_rows[0], &n_logits[0], &gen_err));
+    GEN_OK(node_drafter_plan(d[1], rows + n_rows[0], cap, &n_rows[1], &n_logits[1], &gen_err));
+    GEN_OK(node_forward(f->engine, rows, n_rows[0] + n_rows[1], logits, NULL, &gen_err));
+    for (uint32_t i = 0; i < 2; i++) {
+        const float *mine = logits + (i ? n_logits[0] * TINY_N_VOCAB : 0);
+        GEN_OK(node_drafter_take(d[i], mine, &picks[i], 1, &n_picks[i], &gen_err));
+        cr_assert_eq(n_picks[i], n_logits[i]);
+    }
+    vc_free(logits);
+}
+
+Test(drafter, steps_of_two_drafters_in_one_pass_give_the_picks_and_rows_of_single_ones)
+{
+    fx_t f;
+    setup(&f);
+    node_spec_t spec;
+    node_body_t *body = NULL;
+    GEN_OK(node_spec_parse("kivi:bits=2,group=16,residual=64", &spec, &gen_err));
+    GEN_OK(node_local_body(f.engine, &spec, node_verifier_kv(f.v), f.prompt, 2, &body, &gen_err));
+    node_drafter_t *single[2] = {make(&f, NULL, 16), make(&f, body, 16)};
+    node_drafter_t *shared[2] = {make(&f, NULL, 16), make(&f, body, 16)};
+    uint32_t n_taken[2] = {0};
+    while (n_taken[0] < 8) { /* the second one has less to compute and is ahead by the passes that the first needs */
+        node_pick_t want, got[2];
+        uint32_t n_picks[2];
+        step_together(&f, shared, 40, got, n_picks);
+        for (uint32_t i = 0; i < 2; i++) {
+            if (!n_picks[i])
+                continue;
+            GEN_OK(node_drafter_next(single[i], &want, &gen_err));
+            cr_assert_eq(got[i].token, want.token);
+            cr_assert_eq(got[i].margin, want.margin);
+            n_taken[i]++;
+        }
+    }
+    cr_assert_eq(n_taken[1], 8 + 3); /* 151 rows in passes of 40 give no pick three times */
+    vc_digest_t a, b;
+    uint32_t n = node_drafter_kv(single[0])->n_tokens;
+    cr_assert_eq(n, node_drafter_kv(shared[0])->n_tokens);
+    node_kv_digest(node_drafter_kv(single[0]), n, &a);
+    node_kv_digest(node_drafter_kv(shared[0]), n, &b);
+    cr_assert(gen_digest_equal(&a, &b));
+    for (uint32_t i = 0; i < 2; i++) {
+        node_drafter_destroy(single[i]);
+        node_drafter_destroy(shared[i]);
+    }
+    node_body_put(body);
+    teardown(&f);
+}
+
+Test(drafter, a_cancelled_or_failed_step_leaves_no_trace)
+{
+    fx_t f;
+    setup(&f);
+    node_drafter_t *d = make(&f, NULL, 8);
+    node_row_t rows[256];
+    node_pick_t pick;
+    uint32_t n_rows, n_logits, n_picks;
+    float *logits = vc_calloc(TINY_N_VOCAB, sizeof *logits);
+    vc_digest_t before, after;
+    expect_drafts(&f, d, 2);
+    uint32_t n = node_drafter_kv(d)->n_tokens;
+    node_kv_digest(node_drafter_kv(d), n, &before);
+    GEN_OK(node_drafter_plan(d, rows, 256, &n_rows, &n_logits, &gen_err)); /* the pass never ran */
+    cr_assert(n_rows == 1 && n_logits == 1);
+    cr_assert_eq(node_drafter_take(d, logits, &pick, 1, &n_picks, &gen_err), VC_ERR_INVALID);
+    GEN_OK(node_drafter_cancel(d, &gen_err));
+    GEN_OK(node_drafter_plan(d, rows, 256, &n_rows, &n_logits, &gen_err)); /* it ran and is not wanted */
+    GEN_OK(node_forward(f.engine, rows, n_rows, logits, NULL, &gen_err));
+    GEN_OK(node_drafter_cancel(d, &gen_err));
+    GEN_OK(node_drafter_cancel(d, &gen_err)); /* nothing is planned: nothing to do */
+    cr_assert_eq(node_drafter_take(d, logits, &pick, 1, &n_picks, &gen_err), VC_ERR_INVALID);
+    GEN_OK(node_drafter_plan(d, rows, 256, &n_rows, &n_logits, &gen_err)); /* it gave no logits to choose from */
+    GEN_OK(node_forward(f.engine, rows, n_rows, logits, NULL, &gen_err));
+    logits[3] = NAN;
+    cr_assert_eq(node_drafter_take(d, logits, &pick, 1, &n_picks, &gen_err), VC_ERR_INVALID);
+    cr_assert_eq(node_drafter_n_pending(d), 2);
+    GEN_OK(node_drafter_plan(d, rows, 256, &n_rows, &n_logits, &gen_err));
+    GEN_OK(node_drafter_cancel(d, &gen_err));
+    node_kv_digest(node_drafter_kv(d), n, &after);
+    cr_assert(gen_digest_equal(&before, &after));
+    expect_drafts(&f, d, 6);
+    vc_free(logits);
+    node_drafter_destroy(d);
+    teardown(&f);
+}
+
+Test(drafter, a_planned_step_refuses_every_other_change)
+{
+    fx_t f;
+    setup(&f);
+    node_drafter_t *d = make(&f, NULL, 4);
+    node_row_t rows[256];
+    node_pick_t pick;
+    uint32_t n_rows, n_logits, drafts[4], n;
+    uint16_t none = 0;
+    cr_assert_eq(node_drafter_plan(d, rows, 0, &n_rows, &n_logits, &gen_err), VC_ERR_INVALID);
+    GEN_OK(node_drafter_plan(d, rows, 256, &n_rows, &n_logits, &gen_err));
+    cr_assert_eq(n_rows, N_PROMPT + 1);
+    cr_assert_eq(node_drafter_plan(d, rows, 256, &n_rows, &n_logits, &gen_err), VC_ERR_INVALID);
+    cr_assert_eq(node_drafter_next(d, &pick, &gen_err), VC_ERR_INVALID);
+    cr_assert_eq(node_drafter_draft(d, 1, drafts, NULL, &n, &gen_err), VC_ERR_INVALID);
+    cr_assert_eq(node_drafter_prefill(d, 0, NULL, &gen_err), VC_ERR_INVALID);
+    cr_assert_eq(node_drafter_commit(d, f.base.tokens + 1, 1, NULL, &gen_err), VC_ERR_INVALID);
+    cr_assert_eq(node_drafter_drop(d, &gen_err), VC_ERR_INVALID);
+    cr_assert_eq(node_drafter_put_rows(d, 0, 0, &none, &gen_err), VC_ERR_INVALID);
+    cr_assert_eq(node_drafter_share(d, node_verifier_kv(f.v), &gen_err), VC_ERR_INVALID);
+    cr_assert_eq(node_drafter_load_page(d, node_page_create(&node_verifier_kv(f.v)->dims), &gen_err), VC_ERR_INVALID);
+    GEN_OK(node_drafter_cancel(d, &gen_err));
+    expect_drafts(&f, d, 4);
+    cr_assert_eq(node_drafter_plan(d, rows, 256, &n_rows, &n_logits, &gen_err), VC_ERR_RANGE); /* no room */
+    node_drafter_destroy(d);
     teardown(&f);
 }
 
