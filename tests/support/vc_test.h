@@ -48,4 +48,11 @@ void vc_test_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2), nor
 #define cr_log_info(...) (printf(__VA_ARGS__), putchar('\n'))
 #endif
 
+/* Of long lists of like cases, sanitized builds take every second one: the release build runs all of them. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define VT_EVERY 2
+#else
+#define VT_EVERY 1
+#endif
+
 #endif
