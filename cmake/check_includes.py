@@ -35,6 +35,7 @@ NODE = [
     ["compress"],
     ["cache", "speculate"],
     ["schedule"],
+    ["batch"],
     ["node"],
     ["role"],
     ["config"],

@@ -14,7 +14,7 @@ double node_schedule_tokens(double chance, uint32_t x)
 uint32_t node_schedule_ideal(const node_schedule_cost_t *c, uint32_t max_draft)
 {
     double sum = 0, p = 1, best_rate = 0;
-    uint32_t best = 0;
+    uint32_t least = c->min_draft < max_draft ? c->min_draft : max_draft, best = least;
     for (uint32_t x = 0; x <= max_draft; x++) {
         sum += p;
         p *= c->chance;
@@ -22,7 +22,7 @@ uint32_t node_schedule_ideal(const node_schedule_cost_t *c, uint32_t max_draft)
         if (us < c->link_us)
             us = c->link_us;
         double rate = us > 0 ? sum / us : 0;
-        if (rate > best_rate) {
+        if (rate > best_rate && x >= least) {
             best_rate = rate;
             best = x;
         }

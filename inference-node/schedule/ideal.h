@@ -17,11 +17,12 @@ typedef struct node_schedule_cost {
     double verify_row_us; /* each further row */
     double link_us;       /* its full KV on the link; with others drafting meanwhile, a round cannot be shorter */
     double chance;        /* of a draft to be accepted, 0 to 1 */
+    uint32_t min_draft;   /* drafts of the next round at least: a probe, or a fixed length */
 } node_schedule_cost_t;
 
 /* Tokens that a round of x drafts commits, expected: 1 + p + ... + p^x. */
 double node_schedule_tokens(double chance, uint32_t x);
-/* argmax over x = 0..max of tokens / max(x drafts + verify pass, link); the smallest of equals. */
+/* argmax over x = min_draft..max of tokens / max(x drafts + verify pass, link); the smallest of equals. */
 uint32_t node_schedule_ideal(const node_schedule_cost_t *cost, uint32_t max_draft);
 /* Costs as a session measured them. Without a measured draft, draft_us is the verify pass's: it does not pay yet. */
 node_schedule_cost_t node_schedule_cost_of(const node_length_t *length, double link_us);

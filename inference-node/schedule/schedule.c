@@ -178,6 +178,7 @@ static void admit(node_schedule_t *s, slot_t *slot)
 {
     slot->state = SLOT_RUNNING;
     slot->n_drafts = 0;
+    slot->enough = false;
     s->n_queued--;
     s->n_running++;
     s->resident += slot->request.compressed_bytes;
@@ -212,7 +213,7 @@ static bool lower_id(const slot_t *a, const slot_t *b) { return a->id < b->id; }
 static uint32_t target(const node_schedule_t *s, const slot_t *slot)
 {
     uint32_t x = node_schedule_ideal(&slot->request.cost, draft_limit(s, slot));
-    return x > slot->n_drafts ? x - slot->n_drafts : 0;
+    return x > slot->n_drafts && !slot->enough ? x - slot->n_drafts : 0;
 }
 
 static void place_waiting(node_schedule_t *s)
@@ -281,6 +282,12 @@ static void dues_lock_step(node_schedule_t *s, uint32_t n)
     }
 }
 
+/* All is here, and not because nothing had to come. */
+static bool came_early(const slot_t *slot)
+{
+    return slot->arrived == slot->request.full_bytes && (slot->enough || slot->request.full_bytes > 0);
+}
+
 /* Complete before its time: verify now, give the rest of the reservation back. It was held until then anyway. */
 static void verify_early(node_schedule_t *s, slot_t *slot)
 {
@@ -329,11 +336,11 @@ uint32_t node_schedule_step(node_schedule_t *s, node_schedule_task_t *tasks)
     for (uint32_t i = 0; i < n; i++) {
         slot_t *slot = &s->slots[s->order[i]];
         slot->due = slot->most = slot->moved = 0;
-        bool here = slot->arrived == slot->request.full_bytes;
-        if (!s->opt.lock_step && slot->placed && here && slot->verify_at > s->now)
+        if (!s->opt.lock_step && slot->placed && slot->verify_at > s->now && came_early(slot))
             verify_early(s, slot);
         slot->verifying = slot->placed && slot->verify_at <= s->now;
-        slot->drafting = !slot->verifying && slot->n_drafts < draft_limit(s, slot);
+        slot->drafting = !slot->verifying && !slot->enough && slot->n_drafts < draft_limit(s, slot);
+        slot->n_drafted = slot->drafting;
     }
     if (s->opt.lock_step)
         dues_lock_step(s, n);
@@ -365,6 +372,31 @@ vc_status_t node_schedule_moved(node_schedule_t *s, uint64_t id, uint64_t bytes)
     return VC_OK;
 }
 
+vc_status_t node_schedule_drafted(node_schedule_t *s, uint64_t id, uint32_t n_drafts, bool enough)
+{
+    slot_t *slot = find(s, id);
+    if (!slot || !s->in_iteration || slot->state != SLOT_RUNNING)
+        return VC_ERR_NOT_FOUND;
+    if (n_drafts > 0 && !slot->drafting)
+        return VC_ERR_RANGE;
+    slot->n_drafted = n_drafts;
+    slot->enough = enough;
+    return VC_OK;
+}
+
+vc_status_t node_schedule_resize(node_schedule_t *s, uint64_t id, uint64_t full_bytes)
+{
+    slot_t *slot = find(s, id);
+    if (!slot || slot->placed || slot->arrived || slot->moved)
+        return VC_ERR_NOT_FOUND;
+    node_schedule_request_t grown = slot->request;
+    grown.full_bytes = full_bytes;
+    if (!s->opt.lock_step && !schedule_fits_alone(s, &grown, s->next_link, s->next_hold))
+        return VC_ERR_RANGE;
+    slot->request.full_bytes = full_bytes;
+    return VC_OK;
+}
+
 vc_status_t node_schedule_verified(node_schedule_t *s, uint64_t id, uint32_t n_committed, bool ended,
                                    const node_schedule_cost_t *cost)
 {
@@ -382,8 +414,8 @@ vc_status_t node_schedule_verified(node_schedule_t *s, uint64_t id, uint32_t n_c
         slot->request.cost = *cost;
     if (!s->opt.lock_step)
         schedule_release(s, slot);
-    slot->placed = slot->verifying = false;
-    slot->n_drafts = 0;
+    slot->placed = slot->verifying = slot->enough = false;
+    slot->n_drafts = slot->n_drafted = 0;
     slot->arrived = slot->moved = slot->due = slot->most = 0;
     slot->since = s->now + 1;
     return VC_OK;
@@ -396,7 +428,8 @@ void node_schedule_end(node_schedule_t *s)
         slot_t *slot = &s->slots[i];
         if (slot->state != SLOT_RUNNING || !s->in_iteration)
             continue;
-        slot->n_drafts += slot->drafting;
+        slot->n_drafts = VC_MIN(slot->n_drafts + slot->n_drafted, draft_limit(s, slot));
+        slot->n_drafted = 0;
         slot->drafting = false;
         if (slot->placed) {
             dirty = dirty || slot->moved != slot->due || slot->verifying;

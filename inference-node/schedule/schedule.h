@@ -48,7 +48,7 @@ typedef struct node_schedule_options {
 node_schedule_options_t node_schedule_options_default(void); /* budgets are 0 and must be set */
 
 typedef struct node_schedule_request {
-    uint64_t full_bytes;       /* over the link for each verification */
+    uint64_t full_bytes;       /* over the link for each verification; 0: it is in memory, no link */
     uint64_t stream_bytes;     /* held of what arrives during the verify pass itself, say two layers; 0: no layer
                                   streaming, all of it must be there before */
     uint64_t compressed_bytes; /* resident while it runs */
@@ -90,6 +90,11 @@ uint32_t node_schedule_step(node_schedule_t *s, node_schedule_task_t *tasks);
 /* Bytes that came for it during this iteration, at most link_most together. Less than due is late: it drafts on and its
  * verification moves. All of it early: it is verified in the next iteration. */
 vc_status_t node_schedule_moved(node_schedule_t *s, uint64_t id, uint64_t bytes);
+/* What a DRAFT task came to, without this call one draft. n_drafts: new ones. enough: further ones do not pay, so it is
+ * verified as soon as its full KV is here and the link allows; also after verified, for a round without any draft. */
+vc_status_t node_schedule_drafted(node_schedule_t *s, uint64_t id, uint32_t n_drafts, bool enough);
+/* After verified: its full KV has grown. VC_ERR_RANGE when it could never be verified any more; nothing is changed. */
+vc_status_t node_schedule_resize(node_schedule_t *s, uint64_t id, uint64_t full_bytes);
 /* The verify pass of this iteration committed so many tokens, at least 1; cost: new estimates, or NULL. With none
  * remaining, or `ended`, the request is gone. A verification that is not reported is tried again. */
 vc_status_t node_schedule_verified(node_schedule_t *s, uint64_t id, uint32_t n_committed, bool ended,

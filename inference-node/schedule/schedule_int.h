@@ -19,8 +19,10 @@ typedef struct slot {
     bool placed;
     uint64_t verify_at; /* iteration, when placed */
     bool drafting, verifying;
-    bool pending;    /* while reservations are laid anew */
-    uint64_t *share; /* ring [window]: link bytes promised */
+    bool enough;        /* no further draft in this round */
+    uint32_t n_drafted; /* in this iteration */
+    bool pending;       /* while reservations are laid anew */
+    uint64_t *share;    /* ring [window]: link bytes promised */
 } slot_t;
 
 struct node_schedule {

@@ -303,3 +303,85 @@ Test(schedule_rules, a_queued_request_is_not_overtaken_by_a_younger_one_that_wou
     cr_assert_eq(node_schedule_info(s).n_queued, 2);
     node_schedule_destroy(s);
 }
+
+Test(schedule_rules, full_kv_in_memory_is_verified_at_the_ideal_length_or_when_drafts_are_enough)
+{
+    node_schedule_options_t o = options(16, 0, 0);
+    node_schedule_request_t r = request(0, 0, 100, 5);
+    node_schedule_t *s;
+    uint64_t id;
+    cr_assert_eq(node_schedule_create(&o, &s, NULL), VC_OK);
+    cr_assert_eq(node_schedule_add(s, &r, &id, NULL), VC_OK);
+    node_schedule_task_t t;
+    for (uint32_t i = 0; i < 5; i++) {
+        t = one(s);
+        cr_assert_eq(t.action, NODE_SCHEDULE_DRAFT);
+        node_schedule_end(s);
+    }
+    t = one(s);
+    cr_assert_eq(t.action, NODE_SCHEDULE_VERIFY);
+    cr_assert_eq(t.n_drafts, 5);
+    cr_assert_eq(node_schedule_drafted(s, id, 1, false), VC_ERR_RANGE, "it does not draft now");
+    cr_assert_eq(node_schedule_verified(s, id, 6, false, NULL), VC_OK);
+    node_schedule_end(s);
+    t = one(s);
+    cr_assert_eq(t.action, NODE_SCHEDULE_DRAFT);
+    cr_assert_eq(node_schedule_drafted(s, id, 3, true), VC_OK, "three in one pass, a fourth does not pay");
+    node_schedule_end(s);
+    t = one(s);
+    cr_assert_eq(t.action, NODE_SCHEDULE_VERIFY);
+    cr_assert_eq(t.n_drafts, 3);
+    node_schedule_destroy(s);
+}
+
+Test(schedule_rules, enough_drafts_wait_for_their_data_and_are_verified_when_it_came)
+{
+    uint64_t id;
+    node_schedule_t *s = alone(&id);
+    (void)one(s);
+    cr_assert_eq(node_schedule_drafted(s, id, 1, true), VC_OK);
+    node_schedule_end(s);
+    node_schedule_task_t t = one(s);
+    cr_assert_eq(t.action, NODE_SCHEDULE_WAIT);
+    cr_assert_eq(t.link_most, 12);
+    cr_assert_eq(node_schedule_moved(s, id, 12), VC_OK);
+    node_schedule_end(s);
+    t = one(s);
+    cr_assert_eq(t.action, NODE_SCHEDULE_VERIFY);
+    cr_assert_eq(t.n_drafts, 1);
+    node_schedule_destroy(s);
+}
+
+Test(schedule_rules, full_kv_that_has_grown_takes_the_link_longer)
+{
+    uint64_t id;
+    node_schedule_t *s = alone(&id);
+    node_schedule_task_t t = one(s);
+    cr_assert_eq(node_schedule_resize(s, id, 16), VC_ERR_NOT_FOUND, "a verification is reserved for what it was");
+    for (; t.action != NODE_SCHEDULE_VERIFY; t = one(s)) {
+        cr_assert_eq(node_schedule_moved(s, id, t.link_due), VC_OK);
+        node_schedule_end(s);
+    }
+    cr_assert_eq(node_schedule_moved(s, id, t.link_due), VC_OK);
+    cr_assert_eq(node_schedule_verified(s, id, 1, false, NULL), VC_OK);
+    cr_assert_eq(node_schedule_resize(s, id, 4000), VC_ERR_RANGE);
+    cr_assert_eq(node_schedule_resize(s, id, 20), VC_OK);
+    node_schedule_end(s);
+    uint64_t moved = 0;
+    for (t = one(s); t.action != NODE_SCHEDULE_VERIFY; t = one(s)) {
+        cr_assert_eq(node_schedule_moved(s, id, t.link_due), VC_OK);
+        moved += t.link_due;
+        node_schedule_end(s);
+    }
+    cr_assert_eq(moved + t.link_due, 20);
+    node_schedule_destroy(s);
+}
+
+Test(schedule_rules, a_wanted_length_stands_whatever_the_rates_say)
+{
+    node_schedule_cost_t c = {.verify_us = 1, .min_draft = 7};
+    cr_assert_eq(node_schedule_ideal(&c, 20), 7);
+    cr_assert_eq(node_schedule_ideal(&c, 5), 5);
+    c.chance = 1;
+    cr_assert_eq(node_schedule_ideal(&c, 20), 20, "more where more are better");
+}

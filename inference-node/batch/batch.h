@@ -1,0 +1,96 @@
+/*
+ * Continuous batching: many requests in one process on one engine. Each is a verifier (full KV), a drafter on its
+ * compressed body and its estimates of costs and chances; schedule/ says in each iteration who drafts, who is verified
+ * and which bytes of full KV move; one pass carries the rows of all of them.
+ *
+ *   add -> waiting -> prompt, in pieces -> compressed -> [drafts ... verified]* -> ended
+ *          first come, first served         in the schedule
+ *
+ *   iteration   schedule step -> bytes ordered from the slow tier -> pass(es) over all rows -> verdicts and drafts
+ * taken
+ *               -> times shared out -> schedule end -> prompts that are done join
+ *
+ * Full KV lies in memory, or beyond kv_ram in one slow tier that all requests share (kv/slow.h). In memory there is no
+ * link: a verification comes at the ideal draft length, or earlier where the next draft does not pay; where no draft
+ * pays the request decodes plainly beside the others. With a tier the schedule places it.
+ *
+ * A prompt gets `prompt_rows` rows of an iteration while others run. A request that fails (damage in its part of the
+ * tier, say) ends with its sentence and the others go on. What is committed is the same bit for bit as alone.
+ *
+ * One owner thread; callbacks run on it, inside add, cancel, step and destroy, and call nothing of the batch.
+ */
+#ifndef NODE_BATCH_H
+#define NODE_BATCH_H
+
+#include "kv/slow.h"
+#include "schedule/schedule.h"
+#include "speculate/session.h"
+
+typedef struct node_batch node_batch_t;
+
+/* How a request ended. The verifier is gone after the callback. */
+typedef struct node_batch_end {
+    uint64_t id;
+    void *user;
+    vc_status_t status; /* OK: by the verifier's finish; CANCELLED; or what failed */
+    const char *error;  /* the sentence, "" when OK */
+    node_verifier_t *v;
+    uint64_t compressed_bytes;
+    uint64_t n_plain_rounds;
+    double draft_us, verify_us; /* its shares of the iterations' times */
+} node_batch_end_t;
+
+typedef struct node_batch_opts {
+    node_engine_t *engine; /* outlives the batch; the batch alone passes on it while it steps */
+    const vc_clock_t *clock;
+    uint32_t max_requests;   /* there at a time, waiting ones included */
+    uint32_t max_running;    /* with KV */
+    uint32_t draft_length;   /* fixed, 0: plain decoding, or NODE_DRAFT_AUTO */
+    uint32_t max_draft;      /* drafts of a round at most when automatic */
+    uint32_t prompt_rows;    /* rows of prompts in an iteration while others run */
+    uint32_t window;         /* iterations that the schedule looks ahead */
+    bool lock_step;          /* the baseline: all are verified in one iteration */
+    uint64_t resident_bytes; /* for compressed copies of running requests */
+    /* Makes the compressed copy of the prompt's whole blocks; *body_p NULL: there is none, the request decodes plainly.
+     * NULL: the same for every request that brings no body. */
+    vc_status_t (*compress)(void *arg, const node_kv_t *full, const uint32_t *tokens, uint32_t n_tokens,
+                            node_body_t **body_p, vc_err_t *err);
+    void (*committed)(void *arg, void *user, const node_verdict_t *verdict); /* may be NULL */
+    void (*ended)(void *arg, const node_batch_end_t *end);                   /* exactly once for each added request */
+    void *arg;
+} node_batch_opts_t;
+void node_batch_opts_default(node_batch_opts_t *opts);
+
+typedef struct node_batch_request {
+    node_verifier_opts_t verifier; /* engine and max_draft are the batch's */
+    const uint32_t *prompt;        /* copied */
+    uint32_t n_prompt;
+    node_page_t *const *pages; /* full KV of the prompt's first blocks, where it is there; references of its own */
+    uint32_t n_pages;
+    node_body_t *body; /* compressed copy of a part of the prompt, or NULL: made; a reference of its own */
+    void *user;
+} node_batch_request_t;
+
+/* INVALID, RANGE with a sentence, NOMEM. */
+vc_status_t node_batch_create(const node_batch_opts_t *opts, node_batch_t **batch_p, vc_err_t *err);
+/* Cancels what is there. */
+void node_batch_destroy(node_batch_t *b);
+
+/* BUSY when max_requests are there; INVALID, RANGE: the request is wrong in itself. No callback then. */
+vc_status_t node_batch_add(node_batch_t *b, const node_batch_request_t *request, uint64_t *id_p, vc_err_t *err);
+/* Ends it now: its callback runs before this returns. NOT_FOUND for one that is not there. */
+vc_status_t node_batch_cancel(node_batch_t *b, uint64_t id);
+/* One iteration. *busy_p: there are requests left. An error is one of the batch itself (no memory); it may go on. */
+vc_status_t node_batch_step(node_batch_t *b, bool *busy_p, vc_err_t *err);
+
+typedef struct node_batch_info {
+    uint32_t n_waiting, n_prompts, n_running;
+    uint64_t n_iterations, n_passes;
+    uint64_t draft_rows, verify_rows, prompt_rows; /* that passes carried */
+    uint64_t n_verified, n_committed;              /* verifications; tokens, the first one of each request too */
+    uint64_t pass_us;                              /* in passes and what follows them, waits for the link included */
+    uint64_t link_wait_us;                         /* passes stood still for a layer */
+} node_batch_info_t;
+void node_batch_info(const node_batch_t *b, node_batch_info_t *info_p);
+
+#endif

@@ -1,0 +1,145 @@
+/* A round of one request: what it is to cost, and what came of it. */
+#include "batch_int.h"
+#include "vc/mem.h"
+
+/* Costs for the coming round. In memory the rule of speculate/length says whether to draft at all. */
+node_schedule_cost_t batch_round_cost(node_batch_t *b, member_t *m)
+{
+    node_schedule_cost_t none = {.verify_us = 1}; /* a chance of 0: no drafts */
+    bool pays = m->d != NULL && node_length_begin(&m->length);
+    m->plain = m->d == NULL || (b->opt.draft_length == NODE_DRAFT_AUTO && !pays);
+    if (b->opt.draft_length != NODE_DRAFT_AUTO)
+        none.min_draft = m->d != NULL ? b->opt.draft_length : 0;
+    if (m->plain || b->opt.draft_length != NODE_DRAFT_AUTO)
+        return none;
+    node_schedule_cost_t cost = node_schedule_cost_of(&m->length, 0);
+    cost.min_draft = 1;
+    return cost;
+}
+
+static void set_load(member_t *m)
+{
+    m->load = (node_share_load_t){0};
+    switch (m->work) {
+    case WORK_DRAFT: m->load.n[NODE_SHARE_DRAFTS] = m->n_rows; break;
+    case WORK_VERIFY:
+        m->load.n[NODE_SHARE_KILOTOKENS] = node_verifier_kv(m->v)->n_tokens / 1000.0;
+        m->load.n[NODE_SHARE_VERIFY] = m->n_rows;
+        break;
+    case WORK_PROMPT: m->load.n[NODE_SHARE_PROMPT] = m->n_rows; break;
+    case WORK_NONE: break;
+    }
+}
+
+static void count_rows(node_batch_t *b, const member_t *m)
+{
+    b->info.draft_rows += m->work == WORK_DRAFT ? m->n_rows : 0;
+    b->info.verify_rows += m->work == WORK_VERIFY ? m->n_rows : 0;
+    b->info.prompt_rows += m->work == WORK_PROMPT ? m->n_rows : 0;
+    b->info.n_verified += m->work == WORK_VERIFY;
+}
+
+/* Drafts that came; asks whether one more would pay. */
+static void drafted(node_batch_t *b, member_t *m, double us)
+{
+    m->round_us += us;
+    m->draft_us += us;
+    bool more = true;
+    for (uint32_t i = 0; i < m->n_picks; i++)
+        more = node_length_more(&m->length, m->picks[i].margin);
+    bool stops = b->opt.draft_length == NODE_DRAFT_AUTO && m->n_picks > 0 && !more;
+    (void)node_schedule_drafted(b->schedule, m->schedule_id, m->n_picks, stops || m->enough);
+}
+
+static void show(node_batch_t *b, member_t *m)
+{
+    b->info.n_committed += m->verdict.n_tokens;
+    if (b->opt.committed != NULL && m->verdict.n_tokens > 0)
+        b->opt.committed(b->opt.arg, m->user, &m->verdict);
+}
+
+static vc_status_t verified(node_batch_t *b, member_t *m, double us, vc_err_t *err)
+{
+    const node_verdict_t *verdict = &m->verdict;
+    m->verify_us += us;
+    m->n_plain_rounds += verdict->n_drafts == 0;
+    node_length_end(&m->length, &(node_length_round_t){.n_drafts = verdict->n_drafts,
+                                                       .n_accepted = verdict->n_accepted,
+                                                       .n_tokens = verdict->n_tokens,
+                                                       .draft_us = m->round_us,
+                                                       .verify_us = us});
+    m->round_us = 0;
+    m->shared = false;
+    vc_status_t st = VC_OK;
+    if (m->d != NULL)
+        st = node_drafter_commit(m->d, verdict->tokens, verdict->n_tokens, NULL, err);
+    show(b, m);
+    if (st != VC_OK)
+        return st;
+    bool ended = verdict->finish != NODE_FINISH_NONE;
+    node_schedule_cost_t cost = {0};
+    if (!ended)
+        cost = batch_round_cost(b, m);
+    return node_schedule_verified(b->schedule, m->schedule_id, verdict->n_tokens, ended, ended ? NULL : &cost);
+}
+
+static void prompted(node_batch_t *b, member_t *m)
+{
+    if (m->verdict.n_tokens == 0)
+        return;
+    m->state = MEMBER_STARTED;
+    show(b, m);
+    if (m->verdict.finish != NODE_FINISH_NONE)
+        batch_end(b, m, VC_OK, "");
+}
+
+static void settle(node_batch_t *b, member_t *m, double us)
+{
+    vc_err_t err = {0};
+    vc_status_t st = VC_OK;
+    count_rows(b, m);
+    if (m->work == WORK_DRAFT)
+        drafted(b, m, us);
+    else if (m->work == WORK_PROMPT)
+        prompted(b, m);
+    else
+        st = verified(b, m, us, &err);
+    if (st != VC_OK)
+        batch_end(b, m, st, err.msg[0] ? err.msg : vc_status_text(st));
+    else if (m->work == WORK_VERIFY && m->verdict.finish != NODE_FINISH_NONE)
+        batch_end(b, m, VC_OK, "");
+}
+
+void batch_account(node_batch_t *b, double us)
+{
+    node_share_load_t whole = {.n = {1}};
+    uint32_t n = 0;
+    double sum = 0;
+    for (uint32_t i = 0; i < b->opt.max_requests; i++) {
+        member_t *m = &b->members[i];
+        if (m->work == WORK_NONE || !m->done)
+            continue;
+        set_load(m);
+        n++;
+        for (int k = 1; k < NODE_SHARE_N; k++)
+            whole.n[k] += m->load.n[k];
+    }
+    if (n > 0)
+        node_share_learn(&b->share, &whole, us);
+    for (uint32_t i = 0; i < b->opt.max_requests; i++) {
+        member_t *m = &b->members[i];
+        if (m->work == WORK_NONE || !m->done)
+            continue;
+        m->load.n[NODE_SHARE_FIXED] = 1.0 / n;
+        sum += node_share_us(&b->share, &m->load);
+    }
+    for (uint32_t i = 0; i < b->opt.max_requests; i++) {
+        member_t *m = &b->members[i];
+        if (m->work == WORK_NONE)
+            continue;
+        if (m->done)
+            settle(b, m, sum > 0 ? us * node_share_us(&b->share, &m->load) / sum : us / n);
+        else if (m->enough)
+            (void)node_schedule_drafted(b->schedule, m->schedule_id, 0, true);
+    }
+}
