@@ -70,10 +70,10 @@ typedef struct node_pass {
     uint32_t tail; /* rows below it need nothing of the last layer but their K and V */
     float *logits;
     const node_capture_t *capture;
-    /* sessions with a slow tier: whether any has blocks there, how that went, whose block came back damaged */
+    /* sessions with a slow tier: whether any has blocks there, how that went, whether a block came back damaged */
     bool streams;
     vc_status_t status;
-    node_kv_t *_Atomic damaged;
+    _Atomic bool damaged;
     vc_err_t *err;
 } node_pass_t;
 

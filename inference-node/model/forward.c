@@ -352,8 +352,10 @@ vc_status_t node_forward(node_engine_t *eng, const node_row_t *rows, uint32_t n_
     if (capture == NULL || (capture->kinds & NODE_CAP_HIDDEN) == 0)
         pass.tail = pass.n_want != 0 ? eng->want[0] : n_rows;
     for (uint32_t i = 0; i < n_rows; i += run_length(rows, n_rows, i))
-        if (node_kv_reserve(rows[i].kv, run_length(rows, n_rows, i)) != VC_OK)
+        if (node_kv_reserve(rows[i].kv, run_length(rows, n_rows, i)) != VC_OK) {
+            node_stream_abort(&pass);
             return vc_err_set(err, VC_ERR_NOMEM, "no memory for the KV of %u rows", run_length(rows, n_rows, i));
+        }
     node_team_run(eng->team, node_forward_worker, &pass);
     if (pass.status != VC_OK)
         return undo(&pass);

@@ -22,17 +22,24 @@ static node_kv_t *next_session(const node_pass_t *pass, uint32_t *row_p)
 
 vc_status_t node_stream_begin(node_pass_t *pass, vc_err_t *err)
 {
-    for (uint32_t i = 0, end; i < pass->n_rows; i = end) {
+    vc_status_t st = VC_OK;
+    for (uint32_t i = 0, end; st == VC_OK && i < pass->n_rows; i = end) {
         node_kv_t *kv = pass->rows[i].kv;
         for (end = i + 1; end < pass->n_rows && pass->rows[end].kv == kv; end++)
             ;
         if (kv->slow == NULL)
             continue;
-        vc_status_t st = node_slow_begin(kv, end - i, err);
-        if (st != VC_OK)
-            return st;
+        st = node_slow_begin(kv, end - i, err);
         pass->streams = pass->streams || node_slow_n_spilled(kv->slow) > 0;
     }
+    if (st != VC_OK) {
+        node_stream_abort(pass);
+        return st;
+    }
+    /* only now, when all are known: layer by layer over all of them */
+    uint32_t row = 0;
+    for (node_kv_t *kv; (kv = next_session(pass, &row)) != NULL;)
+        node_slow_pump(kv);
     return VC_OK;
 }
 
@@ -53,8 +60,22 @@ static void check_blocks(node_pass_t *pass)
         }
         for (uint32_t b = (item - base) * CHECK_RUN; b < n && b < (item - base + 1) * CHECK_RUN; b++)
             if (!node_slow_check_block(kv->slow, b)) /* relaxed: the barrier publishes it */
-                atomic_store_explicit(&pass->damaged, kv, memory_order_relaxed);
+                atomic_store_explicit(&pass->damaged, true, memory_order_relaxed);
     }
+}
+
+/* Each session that is damaged is told of it, so that others can go on without it. */
+static vc_status_t blame(node_pass_t *pass, uint32_t layer)
+{
+    uint32_t row = 0;
+    vc_status_t st = VC_OK;
+    for (node_kv_t *kv; (kv = next_session(pass, &row)) != NULL;)
+        for (uint32_t b = 0; b < node_slow_n_spilled(kv->slow); b++)
+            if (!node_slow_check_block(kv->slow, b)) {
+                st = node_slow_damaged(kv->slow, layer, pass->err);
+                break;
+            }
+    return st;
 }
 
 bool node_stream_layer(node_pass_t *pass, uint32_t layer, uint32_t thread)
@@ -69,10 +90,10 @@ bool node_stream_layer(node_pass_t *pass, uint32_t layer, uint32_t thread)
         return false;
     check_blocks(pass);
     node_team_barrier(pass->eng->team);
-    if ((kv = atomic_load_explicit(&pass->damaged, memory_order_relaxed)) == NULL)
+    if (!atomic_load_explicit(&pass->damaged, memory_order_relaxed))
         return true;
     if (thread == 0)
-        pass->status = node_slow_damaged(kv->slow, layer, pass->err);
+        pass->status = blame(pass, layer);
     return false;
 }
 

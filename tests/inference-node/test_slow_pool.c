@@ -1,0 +1,570 @@
+/*
+ * Sessions that share one pool of the slow tier: whatever is read ahead, dropped, truncated and spilled, in whatever
+ * order the disk answers, every session has the bits of one in memory; what is wrong with one file is told of its
+ * session alone, and the others go on.
+ */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "kv/slow_int.h"
+#include "support/generation.h"
+#include "support/tmpdir.h"
+
+enum { N_LAYER = 6, N_MAX = 900, PASS_ROWS = 128, N_SESSIONS = 4, PAGES = 6, ROWS_MAX = 256 };
+
+static vt_tmpdir_t dir;
+static gen_model_t model;
+static node_engine_t *engine;
+static node_kv_dims_t dims;
+
+static void setup(void)
+{
+    vt_tmpdir_create(&dir);
+    tiny_model_opts_t o;
+    tiny_model_opts_default(&o);
+    o.n_layer = N_LAYER;
+    o.context = 2048;
+    gen_model_open(&model, &o);
+    engine = gen_engine(&model, 2, NODE_ISA_AUTO);
+    node_engine_kv_dims(engine, &dims);
+}
+
+static void teardown(void)
+{
+    node_engine_destroy(engine);
+    gen_model_close(&model);
+    vt_tmpdir_remove(&dir);
+}
+
+static uint64_t part_bytes(void) { return node_slow_part_bytes(&dims); }
+
+static node_slow_opts_t session_opts(node_slow_pool_t *pool)
+{
+    return (node_slow_opts_t){
+        .ram_bytes = PAGES * part_bytes() * N_LAYER, .max_tokens = N_MAX, .pass_rows = PASS_ROWS, .pool = pool};
+}
+
+/* Room for `buffers` layers; n_streams sessions may stream at once. */
+static node_slow_pool_opts_t pool_opts(uint32_t buffers, uint32_t n_streams)
+{
+    node_slow_opts_t so = session_opts(NULL);
+    uint32_t spilled = node_slow_spilled_tokens(&dims, &so);
+    return (node_slow_pool_opts_t){.dir = dir.path,
+                                   .hold_bytes = buffers * part_bytes() * (spilled / NODE_TILE),
+                                   .spilled_tokens = spilled,
+                                   .n_streams = n_streams};
+}
+
+static node_slow_pool_t *open_pool(const node_slow_pool_opts_t *o)
+{
+    node_slow_pool_t *pool = NULL;
+    GEN_OK(node_slow_pool_create(&dims, o, &pool, &gen_err));
+    return pool;
+}
+
+static void open_session(node_slow_pool_t *pool, node_kv_t *kv)
+{
+    node_slow_t *slow = NULL;
+    node_slow_opts_t o = session_opts(pool);
+    GEN_OK(node_kv_init(kv, &dims, NULL));
+    GEN_OK(node_slow_create(&dims, &o, &slow, &gen_err));
+    GEN_OK(node_kv_set_slow(kv, slow));
+}
+
+/* ---- a session and its twin in memory ---- */
+
+typedef struct {
+    node_kv_t slow, memory;
+    uint32_t text[N_MAX];
+} pair_t;
+
+static void open_pair(pair_t *p, node_slow_pool_t *pool, uint32_t seed)
+{
+    open_session(pool, &p->slow);
+    GEN_OK(node_kv_init(&p->memory, &dims, NULL));
+    gen_prompt(seed, p->text, N_MAX);
+}
+
+static void close_pair(pair_t *p)
+{
+    node_kv_fini(&p->slow);
+    node_kv_fini(&p->memory);
+}
+
+/* So many rows more of each session, in one pass over all; logits of the last row of each. */
+static vc_status_t pass(pair_t *const *pairs, uint32_t n, const uint32_t *n_rows, bool slow, float *logits,
+                        vc_err_t *err)
+{
+    node_row_t rows[ROWS_MAX];
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        node_kv_t *kv = slow ? &pairs[i]->slow : &pairs[i]->memory;
+        for (uint32_t j = 0; j < n_rows[i]; j++)
+            rows[at++] = (node_row_t){kv, pairs[i]->text[kv->n_tokens + j], j + 1 == n_rows[i]};
+    }
+    return node_forward(engine, rows, at, logits, NULL, err);
+}
+
+static void same_pass(pair_t *const *pairs, uint32_t n, const uint32_t *n_rows)
+{
+    static float a[N_SESSIONS][TINY_N_VOCAB], b[N_SESSIONS][TINY_N_VOCAB];
+    GEN_OK(pass(pairs, n, n_rows, true, a[0], &gen_err));
+    GEN_OK(pass(pairs, n, n_rows, false, b[0], &gen_err));
+    cr_assert(memcmp(a, b, n * sizeof a[0]) == 0, "logits differ");
+}
+
+static void check_digests(pair_t *p)
+{
+    node_kv_t view;
+    vc_digest_t a, b;
+    GEN_OK(node_slow_view(&p->slow, &view, &gen_err));
+    node_kv_digest(&view, view.n_tokens, &a);
+    node_kv_digest(&p->memory, p->memory.n_tokens, &b);
+    node_kv_fini(&view);
+    cr_assert(gen_digest_equal(&a, &b), "KV differs");
+}
+
+/* All sessions filled to n tokens. */
+static void fill(pair_t *pairs, uint32_t n, uint32_t tokens)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        pair_t *p = &pairs[i];
+        while (p->slow.n_tokens < tokens) {
+            uint32_t rows = VC_MIN((uint32_t)PASS_ROWS, tokens - p->slow.n_tokens);
+            same_pass(&p, 1, &rows);
+        }
+        cr_assert_gt(node_slow_n_spilled(p->slow.slow), 2);
+    }
+}
+
+static uint32_t draw(uint64_t *state, uint32_t below)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 33) % below;
+}
+
+/* ---- identity ---- */
+
+static void random_pass(pair_t *pairs, uint64_t *rng, uint32_t most)
+{
+    pair_t *chosen[N_SESSIONS];
+    uint32_t n = 0, total = 0, rows[N_SESSIONS], first = draw(rng, N_SESSIONS);
+    for (uint32_t i = 0; i < N_SESSIONS && n < most; i++) {
+        pair_t *p = &pairs[(first + i) % N_SESSIONS];
+        uint32_t want = draw(rng, 8) == 0 ? PASS_ROWS - draw(rng, 40) : 1 + draw(rng, 9);
+        if (draw(rng, 2) == 0 || p->slow.n_tokens + want > N_MAX || total + want > ROWS_MAX)
+            continue;
+        total += want;
+        chosen[n] = p;
+        rows[n++] = want;
+    }
+    if (n > 0)
+        same_pass(chosen, n, rows);
+}
+
+static void random_step(pair_t *pairs, uint64_t *rng, uint32_t n_streams)
+{
+    pair_t *p = &pairs[draw(rng, N_SESSIONS)];
+    uint64_t all = node_slow_pass_bytes(&p->slow);
+    switch (draw(rng, 10)) {
+    case 0:
+    case 1:
+    case 2: GEN_OK(node_slow_prefetch(&p->slow, all * (1 + draw(rng, 10)) / 8)); break;
+    case 3: node_slow_drop(&p->slow); break;
+    case 4: cr_assert_leq(node_slow_arrived(&p->slow), all); break;
+    case 5: {
+        uint32_t n = p->slow.n_tokens, back = draw(rng, 6) == 0 ? draw(rng, n + 1) : draw(rng, VC_MIN(n, 12u) + 1);
+        GEN_OK(node_kv_truncate(&p->slow, n - back));
+        GEN_OK(node_kv_truncate(&p->memory, n - back));
+        break;
+    }
+    default: random_pass(pairs, rng, n_streams);
+    }
+}
+
+static void random_run(const node_slow_pool_opts_t *o, uint64_t seed, uint32_t steps)
+{
+    pair_t *pairs = vc_calloc(N_SESSIONS, sizeof *pairs);
+    node_slow_pool_t *pool = open_pool(o);
+    node_slow_pool_stats_t s;
+    uint64_t rng = seed;
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        open_pair(&pairs[i], pool, 20 + i);
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        fill(&pairs[i], 1, 600 + 64 * i);
+    for (uint32_t i = 0; i < steps; i++) {
+        random_step(pairs, &rng, o->n_streams);
+        node_slow_pool_stats(pool, &s);
+        cr_assert(s.held_bytes <= s.peak_bytes && s.peak_bytes <= s.hold_bytes && s.hold_bytes <= o->hold_bytes);
+    }
+    cr_assert_gt(s.read_bytes, 0);
+    cr_assert_eq(s.n_sessions, N_SESSIONS);
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        check_digests(&pairs[i]);
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        close_pair(&pairs[i]);
+    node_slow_pool_destroy(pool);
+    vc_free(pairs);
+}
+
+Test(slow_pool, whatever_is_read_ahead_dropped_truncated_and_spilled_the_bits_are_those_of_memory)
+{
+    setup();
+    static const uint32_t streams[] = {1, 2, N_SESSIONS}, buffers[] = {0, 3, 2 * N_LAYER + 1, N_SESSIONS * N_LAYER};
+    for (uint64_t seed = 1; seed <= 6; seed++) {
+        uint32_t n = streams[seed % VC_ARRAY_LEN(streams)];
+        node_slow_pool_opts_t o = pool_opts(2 * n + buffers[seed % VC_ARRAY_LEN(buffers)], n);
+        o.io = seed % 3 == 2 ? NODE_SLOW_IO_THREADS : NODE_SLOW_IO_AUTO;
+        o.delay_seed = seed % 2 == 0 ? 0 : seed * 77;
+        random_run(&o, seed, 60);
+    }
+    teardown();
+}
+
+/* ---- steering ---- */
+
+/* Polls until so many bytes of the next pass are there. */
+static void await(node_kv_t *kv, uint64_t bytes)
+{
+    while (node_slow_arrived(kv) < bytes)
+        ;
+    cr_assert_eq(node_slow_arrived(kv), bytes);
+}
+
+Test(slow_pool, a_session_reads_ahead_what_it_was_told_and_the_rest_in_its_pass)
+{
+    setup();
+    pair_t pair[1] = {0}, *p = pair;
+    node_slow_pool_opts_t o = pool_opts(N_LAYER + 2, 1);
+    node_slow_pool_t *pool = open_pool(&o);
+    node_slow_pool_stats_t a, b;
+    uint32_t one = 1;
+    open_pair(p, pool, 5);
+    fill(p, 1, 700);
+    node_slow_pool_stats(pool, &a);
+    uint64_t all = node_slow_pass_bytes(&p->slow), layer = all / N_LAYER;
+    cr_assert_eq(all, (uint64_t)node_slow_n_spilled(p->slow.slow) * part_bytes() * N_LAYER);
+    cr_assert_eq(a.held_bytes, 0, "nothing is read ahead unasked");
+    cr_assert_eq(node_slow_arrived(&p->slow), 0);
+    GEN_OK(node_slow_prefetch(&p->slow, 1));
+    await(&p->slow, layer); /* a layer of this size is one read */
+    GEN_OK(node_slow_prefetch(&p->slow, 3 * layer));
+    await(&p->slow, 3 * layer);
+    node_slow_drop(&p->slow);
+    cr_assert_eq(node_slow_arrived(&p->slow), 0);
+    GEN_OK(node_slow_prefetch(&p->slow, UINT64_MAX));
+    await(&p->slow, all);
+    node_slow_pool_stats(pool, &b);
+    cr_assert_eq(b.read_bytes - a.read_bytes, 3 * layer + all);
+    same_pass(&p, 1, &one);
+    node_slow_pool_stats(pool, &a);
+    cr_assert_eq(a.read_bytes, b.read_bytes, "all of it was there");
+    same_pass(&p, 1, &one);
+    node_slow_pool_stats(pool, &b);
+    cr_assert_eq(b.read_bytes - a.read_bytes, all, "each layer once");
+    cr_assert_eq(b.held_bytes, 0);
+    close_pair(p);
+    node_slow_pool_destroy(pool);
+    teardown();
+}
+
+Test(slow_pool, what_others_read_ahead_leaves_every_pass_its_two_buffers)
+{
+    setup();
+    enum { STREAMS = 2 };
+    pair_t *pairs = vc_calloc(N_SESSIONS, sizeof *pairs), *p[STREAMS];
+    node_slow_pool_opts_t o = pool_opts(7, STREAMS);
+    node_slow_pool_t *pool = open_pool(&o);
+    node_slow_pool_stats_t s;
+    uint32_t ones[] = {1, 1};
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        open_pair(&pairs[i], pool, 30 + i);
+    fill(pairs, N_SESSIONS, 700);
+    uint64_t layer = node_slow_pass_bytes(&pairs[0].slow) / N_LAYER;
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        GEN_OK(node_slow_prefetch(&pairs[i].slow, UINT64_MAX));
+    await(&pairs[0].slow, 3 * layer); /* first come, first served: 7 buffers less 2 for each of two other sessions */
+    node_slow_pool_stats(pool, &s);
+    cr_assert_eq(s.held_bytes, 3 * s.hold_bytes / 7);
+    cr_assert_eq(node_slow_arrived(&pairs[3].slow), 0);
+    p[0] = &pairs[2];
+    p[1] = &pairs[3];
+    same_pass(p, STREAMS, ones);
+    cr_assert_geq(node_slow_arrived(&pairs[0].slow), 3 * layer, "still there");
+    for (uint32_t i = 0; i < N_SESSIONS; i++) {
+        p[0] = &pairs[i];
+        p[1] = &pairs[(i + 1) % N_SESSIONS];
+        same_pass(p, STREAMS, ones);
+    }
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        check_digests(&pairs[i]);
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        close_pair(&pairs[i]);
+    node_slow_pool_destroy(pool);
+    vc_free(pairs);
+    teardown();
+}
+
+Test(slow_pool, sessions_come_and_go_while_their_reads_are_under_way)
+{
+    setup();
+    pair_t *pairs = vc_calloc(2, sizeof *pairs), *p = pairs;
+    node_slow_pool_opts_t o = pool_opts(2 * N_LAYER + 4, 2);
+    uint32_t one = 1;
+    o.delay_seed = 99;
+    node_slow_pool_t *pool = open_pool(&o);
+    open_pair(&pairs[0], pool, 1);
+    fill(pairs, 1, 700);
+    for (uint32_t round = 0; round < 5; round++) {
+        pairs[1] = (pair_t){0};
+        open_pair(&pairs[1], pool, 2 + round);
+        fill(&pairs[1], 1, 640);
+        GEN_OK(node_slow_prefetch(&pairs[1].slow, UINT64_MAX));
+        GEN_OK(node_slow_prefetch(&pairs[0].slow, UINT64_MAX));
+        if (round % 2 == 0)
+            node_slow_drop(&pairs[0].slow);
+        close_pair(&pairs[1]);
+        same_pass(&p, 1, &one);
+    }
+    node_slow_pool_stats_t s;
+    node_slow_pool_stats(pool, &s);
+    cr_assert_eq(s.n_sessions, 1);
+    check_digests(p);
+    close_pair(p);
+    node_slow_pool_destroy(pool);
+    vc_free(pairs);
+    teardown();
+}
+
+Test(slow_pool, the_link_is_busy_while_a_read_is_under_way)
+{
+    setup();
+    pair_t pair[1] = {0}, *p = pair;
+    vc_fake_clock_t clock;
+    vc_fake_clock_init(&clock, 1000);
+    node_slow_pool_opts_t o = pool_opts(N_LAYER + 2, 1);
+    o.clock = &clock.clock;
+    node_slow_pool_t *pool = open_pool(&o);
+    open_pair(p, pool, 5);
+    fill(p, 1, 700);
+    node_slow_pool_stats_t s;
+    node_slow_pool_stats(pool, &s);
+    cr_assert_eq(s.busy_us, 0);
+    vc_fake_clock_advance(&clock, 500);
+    GEN_OK(node_slow_prefetch(&p->slow, node_slow_pass_bytes(&p->slow)));
+    vc_fake_clock_advance(&clock, 70);
+    await(&p->slow, node_slow_pass_bytes(&p->slow));
+    vc_fake_clock_advance(&clock, 300);
+    node_slow_pool_stats(pool, &s);
+    cr_assert_eq(s.busy_us, 70);
+    cr_assert_eq(s.wait_us, 0);
+    close_pair(p);
+    node_slow_pool_destroy(pool);
+    teardown();
+}
+
+/* ---- what goes wrong with one ---- */
+
+typedef enum { DAMAGE, SHORT_FILE, IO_ERROR, N_FAULTS } fault_t;
+
+/* One bit of the file, its end, or the file itself. */
+static void break_file(const node_slow_t *s, fault_t fault)
+{
+    char path[64];
+    uint8_t byte;
+    off_t at = (off_t)node_slow_offset(s, 4, 1) + 1234;
+    if (fault == SHORT_FILE) {
+        cr_assert_eq(ftruncate(s->fd, (off_t)node_slow_offset(s, 4, 1)), 0);
+        return;
+    }
+    if (fault == IO_ERROR) { /* reading a folder fails with an errno, as a bad sector does */
+        int other = open("/", O_RDONLY | O_DIRECTORY);
+        cr_assert(other >= 0 && dup2(other, s->fd) == s->fd);
+        close(other);
+        return;
+    }
+    snprintf(path, sizeof path, "/proc/self/fd/%d", s->fd);
+    int fd = open(path, O_RDWR); /* not direct: any byte may be written */
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(pread(fd, &byte, 1, at), 1);
+    byte ^= 0x10;
+    cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
+    cr_assert_eq(fsync(fd), 0);
+    close(fd);
+}
+
+/* Three sessions in a pass, the file of the second is broken: the pass names it and works without it. */
+static void check_fault(fault_t fault, node_slow_io_mode_t io, uint64_t delay_seed)
+{
+    static const vc_status_t expected[N_FAULTS] = {VC_ERR_CORRUPT, VC_ERR_RANGE, VC_ERR_IO};
+    static const char *const sentences[N_FAULTS] = {"layer 4", "layer 4 of", "Is a directory"};
+    static float logits[3][TINY_N_VOCAB];
+    pair_t *pairs = vc_calloc(3, sizeof *pairs), *p[3] = {&pairs[0], &pairs[1], &pairs[2]};
+    pair_t *rest[2] = {p[0], p[2]};
+    uint32_t rows[3] = {2, 3, 1}, rest_rows[2] = {2, 1};
+    node_slow_pool_opts_t o = pool_opts(8, 3);
+    o.io = io;
+    o.delay_seed = delay_seed;
+    node_slow_pool_t *pool = open_pool(&o);
+    for (uint32_t i = 0; i < 3; i++)
+        open_pair(p[i], pool, 40 + i);
+    fill(pairs, 3, 650);
+    GEN_OK(node_slow_prefetch(&p[0]->slow, UINT64_MAX));
+    break_file(p[1]->slow.slow, fault);
+    vc_err_t err = {0}, why = {0};
+    cr_assert_eq(pass(p, 3, rows, true, logits[0], &err), expected[fault]);
+    cr_assert_eq(node_slow_failed(&p[0]->slow, &why), VC_OK);
+    cr_assert_eq(node_slow_failed(&p[2]->slow, &why), VC_OK);
+    cr_assert_eq(node_slow_failed(&p[1]->slow, &why), expected[fault]);
+    cr_assert_str_eq(why.msg, err.msg);
+    cr_assert(strstr(why.msg, fault == SHORT_FILE ? "ends before" : sentences[fault]), "%s", why.msg);
+    for (uint32_t i = 0; i < 3; i++)
+        cr_assert_eq(p[i]->slow.n_tokens, 650, "rows are taken back");
+    cr_assert_eq(pass(p, 3, rows, true, logits[0], &err), VC_ERR_STALE);
+    cr_assert_eq(node_slow_prefetch(&p[1]->slow, 1), VC_ERR_STALE);
+    for (uint32_t i = 0; i < 3; i++)
+        same_pass(rest, 2, rest_rows);
+    check_digests(p[0]);
+    check_digests(p[2]);
+    for (uint32_t i = 0; i < 3; i++)
+        close_pair(p[i]);
+    node_slow_pool_destroy(pool);
+    vc_free(pairs);
+}
+
+Test(slow_pool, what_is_wrong_with_one_file_is_told_of_its_session_and_the_others_go_on)
+{
+    setup();
+    for (fault_t f = DAMAGE; f < N_FAULTS; f++) {
+        check_fault(f, NODE_SLOW_IO_AUTO, 0);
+        check_fault(f, NODE_SLOW_IO_THREADS, 0);
+        check_fault(f, NODE_SLOW_IO_AUTO, 5 + f);
+    }
+    teardown();
+}
+
+Test(slow_pool, two_damaged_sessions_of_a_pass_are_both_told)
+{
+    setup();
+    static float logits[2][TINY_N_VOCAB];
+    pair_t *pairs = vc_calloc(2, sizeof *pairs), *p[2] = {&pairs[0], &pairs[1]};
+    uint32_t ones[2] = {1, 1};
+    node_slow_pool_opts_t o = pool_opts(4, 2);
+    node_slow_pool_t *pool = open_pool(&o);
+    for (uint32_t i = 0; i < 2; i++)
+        open_pair(p[i], pool, 50 + i);
+    fill(pairs, 2, 650);
+    for (uint32_t i = 0; i < 2; i++)
+        break_file(p[i]->slow.slow, DAMAGE);
+    cr_assert_eq(pass(p, 2, ones, true, logits[0], NULL), VC_ERR_CORRUPT);
+    for (uint32_t i = 0; i < 2; i++) {
+        cr_assert_eq(node_slow_failed(&p[i]->slow, NULL), VC_ERR_CORRUPT);
+        close_pair(p[i]);
+    }
+    node_slow_pool_destroy(pool);
+    vc_free(pairs);
+    teardown();
+}
+
+Test(slow_pool, a_full_disk_is_told_to_the_session_that_meets_it)
+{
+    setup();
+    pair_t pair[1] = {0}, *p = pair;
+    node_slow_pool_opts_t o = pool_opts(4, 1);
+    node_slow_opts_t so;
+    node_slow_t *slow = NULL;
+    vc_err_t err = {0};
+    uint32_t one = 1;
+    node_slow_pool_t *pool = open_pool(&o);
+    open_pair(p, pool, 5);
+    fill(p, 1, 650);
+    signal(SIGXFSZ, SIG_IGN);
+    struct rlimit old, small = {65536, 65536};
+    cr_assert_eq(getrlimit(RLIMIT_FSIZE, &old), 0);
+    small.rlim_max = old.rlim_max;
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
+    so = session_opts(pool);
+    cr_assert_eq(node_slow_create(&dims, &so, &slow, &err), VC_ERR_NOSPACE);
+    cr_assert(strstr(err.msg, "no room for") && strstr(err.msg, dir.path), "%s", err.msg);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &old), 0);
+    same_pass(&p, 1, &one);
+    check_digests(p);
+    close_pair(p);
+    node_slow_pool_destroy(pool);
+    teardown();
+}
+
+Test(slow_pool, what_does_not_fit_is_refused_by_name)
+{
+    setup();
+    vc_err_t err = {0};
+    node_slow_pool_t *pool = NULL;
+    node_slow_t *slow = NULL;
+    node_slow_pool_opts_t o = pool_opts(5, 3);
+    cr_assert_eq(node_slow_pool_create(&dims, &o, &pool, &err), VC_ERR_RANGE);
+    const char *number = strstr(err.msg, "one pass, ");
+    cr_assert(number && strstr(err.msg, "3 sessions"), "%s", err.msg);
+    o.hold_bytes = (uint64_t)(atof(number + 10) * 1e6);
+    cr_assert_geq(o.hold_bytes, node_slow_pool_least(&dims, &o));
+    node_slow_pool_destroy(open_pool(&o));
+    o.hold_bytes = node_slow_pool_least(&dims, &o);
+    o.n_streams = 0;
+    cr_assert_eq(node_slow_pool_create(&dims, &o, &pool, &err), VC_ERR_INVALID);
+
+    o = pool_opts(2, 1);
+    pool = open_pool(&o);
+    node_slow_opts_t so = session_opts(pool);
+    so.max_tokens += NODE_TILE;
+    cr_assert_eq(node_slow_create(&dims, &so, &slow, &err), VC_ERR_RANGE);
+    cr_assert(strstr(err.msg, "buffers hold"), "%s", err.msg);
+    so = session_opts(pool);
+    so.ram_bytes /= 3;
+    cr_assert_eq(node_slow_create(&dims, &so, &slow, &err), VC_ERR_RANGE);
+    cr_assert(strstr(err.msg, "MB would do"), "%s", err.msg);
+    node_kv_dims_t other = dims;
+    other.n_layer++;
+    so = session_opts(pool);
+    cr_assert_eq(node_slow_create(&other, &so, &slow, &err), VC_ERR_MISMATCH);
+
+    static float logits[2][TINY_N_VOCAB];
+    pair_t *pairs = vc_calloc(2, sizeof *pairs), *p[2] = {&pairs[0], &pairs[1]};
+    uint32_t ones[2] = {1, 1};
+    for (uint32_t i = 0; i < 2; i++)
+        open_pair(p[i], pool, 60 + i);
+    fill(pairs, 2, 650);
+    cr_assert_eq(pass(p, 2, ones, true, logits[0], &err), VC_ERR_RANGE, "one session a pass");
+    cr_assert(strstr(err.msg, "1 sessions that stream"), "%s", err.msg);
+    for (uint32_t i = 0; i < 2; i++) {
+        cr_assert_eq(node_slow_failed(&p[i]->slow, NULL), VC_OK);
+        same_pass(&p[i], 1, ones);
+        close_pair(p[i]);
+    }
+    node_slow_pool_destroy(pool);
+    vc_free(pairs);
+    teardown();
+}
+
+Test(slow_pool, a_session_with_buffers_of_its_own_or_none_takes_no_wishes)
+{
+    setup();
+    node_kv_t kv;
+    node_slow_t *slow = NULL;
+    GEN_OK(node_kv_init(&kv, &dims, NULL));
+    GEN_OK(node_slow_prefetch(&kv, 1));
+    cr_assert_eq(node_slow_arrived(&kv), 0);
+    cr_assert_eq(node_slow_pass_bytes(&kv), 0);
+    cr_assert_eq(node_slow_failed(&kv, NULL), VC_OK);
+    node_slow_drop(&kv);
+    node_slow_opts_t o = session_opts(NULL);
+    o.dir = dir.path;
+    o.ram_bytes *= 2;
+    GEN_OK(node_slow_create(&dims, &o, &slow, &gen_err));
+    GEN_OK(node_kv_set_slow(&kv, slow));
+    cr_assert_eq(node_slow_prefetch(&kv, 1), VC_ERR_INVALID);
+    node_slow_drop(&kv);
+    node_kv_fini(&kv);
+    teardown();
+}
