@@ -1,0 +1,127 @@
+/*
+ * The parts of bench_identity.c: which request and how it is run, drawn from a seed (identity_draw.c); models, engines
+ * and calibrations (identity_models.c); one run (identity_run.c); counts by axis and the sentence that describes a case
+ * (identity_report.c). One thread beside the engines' own.
+ */
+#ifndef IDENTITY_PARTS_H
+#define IDENTITY_PARTS_H
+
+#include <stdio.h>
+
+#include "compress/calib.h"
+#include "compress/replay_ids.h"
+#include "harness.h"
+#include "kv/slow.h"
+#include "speculate/session.h"
+#include "support/tiny_model.h"
+#include "vc/mem.h"
+
+enum {
+    IDENTITY_CONTEXT = 4096, /* of the small models, and of what is asked of a file's */
+    IDENTITY_TOKENS = 160,   /* committed behind a prompt at most */
+    IDENTITY_STOPS = 3,
+    IDENTITY_ENDS = 4,
+    IDENTITY_RUNS = 6,   /* of each request, beside plain decoding */
+    IDENTITY_SAME = 8,   /* requests in a row that have the same small model */
+    IDENTITY_THREADS = 3 /* of an engine at most */
+};
+
+/* ---- random numbers: the same from the same seed, request and purpose ---- */
+
+typedef struct {
+    uint64_t state;
+} identity_rng_t;
+identity_rng_t identity_rng(uint64_t seed, uint64_t request, uint64_t purpose);
+uint64_t identity_next(identity_rng_t *r);
+uint32_t identity_below(identity_rng_t *r, uint32_t n); /* [0, n), n >= 1 */
+bool identity_chance(identity_rng_t *r, uint32_t of_1000);
+double identity_unit(identity_rng_t *r);                               /* [0, 1) */
+uint32_t identity_log(identity_rng_t *r, uint32_t low, uint32_t high); /* [low, high], as many in every octave */
+
+/* ---- models ---- */
+
+typedef struct {
+    bool is_file;
+    char name[160];
+    gguf_image_t image; /* of a small model */
+    node_gguf_t *gguf;
+    node_tokenizer_t *tok;
+    node_replay_ids_t replay_ids;
+    node_model_info_t info;
+    node_engine_t *engines[IDENTITY_THREADS][NODE_ISA_AVX512 + 1]; /* made when first asked for */
+    node_calib_t **calibs;                                         /* [codec], the same */
+    uint32_t n_codecs;
+} identity_model_t;
+
+void identity_model_file(identity_model_t *m, const char *path);
+void identity_model_small(identity_model_t *m, uint64_t seed, uint64_t request);
+void identity_model_close(identity_model_t *m);
+/* Drops engines but the one of plain decoding: those of a file are large. */
+void identity_model_trim(identity_model_t *m);
+node_engine_t *identity_engine(identity_model_t *m, uint32_t threads, node_isa_t isa);
+node_engine_t *identity_plain_engine(identity_model_t *m);
+/* Parses a spec, and calibrates its method on this model where it needs that. */
+vc_status_t identity_spec(identity_model_t *m, const char *text, node_spec_t *spec_p, vc_err_t *err);
+/* n tokens of a text of bench/texts from a random place on, repeated where it is short. */
+void identity_text(const identity_model_t *m, identity_rng_t *r, uint32_t *tokens, uint32_t n);
+void identity_texts_free(void);
+
+/* ---- a case ---- */
+
+typedef struct {
+    uint64_t seed;
+    uint32_t index; /* of the request */
+    bool of_file;   /* which model */
+    const char *source;
+    uint32_t n_prompt, prompt[IDENTITY_CONTEXT];
+    uint32_t max_tokens, context;
+    node_sampling_t sampling;
+    uint32_t ends[IDENTITY_ENDS], n_ends;
+    const char *stops[IDENTITY_STOPS];
+    uint32_t n_stops;
+} identity_request_t;
+
+typedef enum { IDENTITY_DRAFTER, IDENTITY_GUESSES } identity_source_t;
+
+typedef struct {
+    uint32_t index; /* of the run, from 1; 0 is plain decoding */
+    identity_source_t source;
+    uint32_t x;           /* draft length; of guesses at most */
+    const char *spec;     /* of the drafter; NULL: it has the full KV */
+    uint32_t body_blocks; /* of the prompt that are compressed */
+    uint32_t right;       /* of 1000 guesses are what plain decoding commits */
+    uint32_t threads;
+    node_isa_t isa;
+    uint32_t cut;        /* rows a prefill pass; 0: all that the engine takes */
+    uint32_t hit_blocks; /* loaded from records */
+    uint32_t n_resume;   /* tokens that were committed before; a hundredth of what there is */
+    double slow_part;    /* of the full KV that may stay in memory, above the least; < 0: no slow tier */
+    bool slow_threads;   /* its transfers by threads instead of a ring */
+} identity_run_t;
+
+void identity_draw_request(identity_model_t *m, uint64_t seed, uint32_t index, identity_request_t *q);
+void identity_draw_run(const identity_model_t *m, const identity_request_t *q, uint32_t run, identity_run_t *v);
+
+typedef struct {
+    uint32_t tokens[IDENTITY_TOKENS], n;
+    node_finish_t finish;
+    vc_digest_t logits, kv;
+    uint64_t proposed, accepted, spilled;
+} identity_result_t;
+
+/* Plain decoding; *v_p is kept for the records of its prompt. */
+void identity_plain(identity_model_t *m, const identity_request_t *q, node_verifier_t **v_p, identity_result_t *out);
+/* REFUSED outcomes come as a status with their sentence. */
+vc_status_t identity_run(identity_model_t *m, const identity_request_t *q, const identity_run_t *v,
+                         node_verifier_t *plain, const identity_result_t *base, identity_result_t *out, vc_err_t *err);
+/* What differs first, as words; empty: nothing does. */
+void identity_compare(const identity_result_t *want, const identity_result_t *got, char *words, size_t cap);
+
+/* ---- report ---- */
+
+void identity_describe(FILE *f, const identity_model_t *m, const identity_request_t *q, const identity_run_t *v);
+void identity_count(const identity_model_t *m, const identity_request_t *q, const identity_run_t *v,
+                    const identity_result_t *got);
+void identity_print_counts(void);
+
+#endif
