@@ -9,24 +9,60 @@ static const double bin_end[NODE_LENGTH_BINS - 1] = {0.02, 0.05, 0.1, 0.2, 0.4, 
 static const double prior[NODE_LENGTH_BINS] = {0.55, 0.6, 0.65, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99};
 #define PRIOR_MEAN 0.9
 #define PRIOR_WEIGHT 4.0
-#define KEEP_CHANCE 0.98  /* of a bin's history per observation */
+#define KEEP_CHANCE 0.997 /* of the history per observation: long runs need chances near 1 told apart */
+#define KEEP_UNSEEN 0.998 /* of it per round without drafts: what was learned grows old */
 #define KEEP_COST 0.8     /* of a mean cost per measurement */
-#define KEEP_RATE 0.9     /* of the rate's totals per round */
-#define SLOPE_UNKNOWN 0.3 /* a further row over the first one, until two widths are measured */
-#define PROBE_TOKENS 2u
-#define CAUTION 1.05 /* a draft at the break-even point gains nothing and may lose */
+#define LINK_BOUND 0.5    /* over expectation by this share */
+#define COST_OUTLIER 2.0  /* a measurement counts as at most this many times the mean so far */
+#define KEEP_RATE 0.98    /* of the rate's totals per round */
+#define SLOPE_UNKNOWN 0.3 /* a further row over the first one, until two widths are known */
+#define PROBE_TOKENS 8u
+#define PROBE_CREDIT 4.0 /* plain steps; luck with probes is not saved up for bad times */
+#define CAUTION 1.03     /* drafts at the break-even point gain nothing and may lose */
 #define PROBE_SHARE 0.01
+#define PROBE_SHARE_HOPELESS 0.002
+
+/* ---- chances ---- */
+
+/* A greater margin has no smaller chance: neighbours that disagree are pooled. */
+static void smooth(node_length_t *l)
+{
+    double hit[NODE_LENGTH_BINS], all[NODE_LENGTH_BINS];
+    uint32_t n_in[NODE_LENGTH_BINS], n = 0;
+    for (uint32_t i = 0; i < NODE_LENGTH_BINS; i++) {
+        hit[n] = l->accepted[i];
+        all[n] = l->seen[i];
+        n_in[n++] = 1;
+        for (; n > 1 && hit[n - 2] * all[n - 1] > hit[n - 1] * all[n - 2]; n--) {
+            hit[n - 2] += hit[n - 1];
+            all[n - 2] += all[n - 1];
+            n_in[n - 2] += n_in[n - 1];
+        }
+    }
+    for (uint32_t g = 0, i = 0; g < n; g++)
+        for (uint32_t k = 0; k < n_in[g]; k++)
+            l->chance[i++] = hit[g] / all[g];
+}
 
 void node_length_init(node_length_t *l, uint32_t max_draft)
 {
     memset(l, 0, sizeof *l);
     l->max_draft = max_draft < NODE_LENGTH_MAX ? max_draft : NODE_LENGTH_MAX;
-    for (uint32_t i = 0; i < NODE_LENGTH_BINS; i++) {
+    node_length_expect_chance(l, PRIOR_MEAN, PRIOR_WEIGHT);
+}
+
+void node_length_expect_chance(node_length_t *l, double chance, double weight)
+{
+    chance = chance < 0 ? 0 : chance > 1 ? 1 : chance;
+    weight = weight < 1 ? 1 : weight;
+    for (uint32_t i = 0; i < NODE_LENGTH_BINS; i++) { /* the known shape, with as many misses in all as are expected */
+        double miss = (1 - prior[i]) * (1 - chance) / (1 - PRIOR_MEAN);
         l->seen[i] = PRIOR_WEIGHT;
-        l->accepted[i] = PRIOR_WEIGHT * prior[i];
+        l->accepted[i] = PRIOR_WEIGHT * (miss < 1 ? 1 - miss : 0);
     }
-    l->all_seen = PRIOR_WEIGHT;
-    l->all_accepted = PRIOR_WEIGHT * PRIOR_MEAN;
+    l->all_seen = weight;
+    l->all_accepted = weight * chance;
+    smooth(l);
 }
 
 static uint32_t bin_of(double margin)
@@ -37,100 +73,11 @@ static uint32_t bin_of(double margin)
     return i;
 }
 
-double node_length_chance(const node_length_t *l, double margin)
-{
-    uint32_t i = bin_of(margin);
-    return l->accepted[i] / l->seen[i];
-}
+double node_length_chance(const node_length_t *l, double margin) { return l->chance[bin_of(margin)]; }
 
 double node_length_mean_chance(const node_length_t *l) { return l->all_accepted / l->all_seen; }
 
-static uint32_t cost_bucket(uint32_t n_rows)
-{
-    uint32_t i = 0;
-    while (i < NODE_LENGTH_COSTS - 1 && n_rows > 1u << i)
-        i++;
-    return i;
-}
-
-/* Linear between the measured widths; outside them along the last measured piece, or SLOPE_UNKNOWN per row. */
-double node_length_verify_us(const node_length_t *l, uint32_t n_rows)
-{
-    double n = n_rows ? n_rows : 1;
-    double r0 = 0, c0 = 0, r1 = 0, c1 = 0; /* the two measured points nearest from below, then the first above */
-    for (uint32_t i = 0; i < NODE_LENGTH_COSTS; i++) {
-        if (l->cost_us[i] <= 0)
-            continue;
-        if (c1 > 0 && r1 >= n)
-            break;
-        r0 = r1;
-        c0 = c1;
-        r1 = l->cost_rows[i];
-        c1 = l->cost_us[i];
-    }
-    if (c1 <= 0)
-        return 0;
-    if (c0 <= 0 || r1 <= r0) { /* one point */
-        double base = c1 / (1 + SLOPE_UNKNOWN * (r1 - 1));
-        return base * (1 + SLOPE_UNKNOWN * (n - 1));
-    }
-    double slope = (c1 - c0) / (r1 - r0);
-    return c1 + (slope > 0 ? slope : 0) * (n - r1);
-}
-
-static double rate_now(const node_length_t *l)
-{
-    double plain_us = node_length_verify_us(l, 1);
-    double plain = plain_us > 0 ? 1 / plain_us : 0;
-    double recent = l->sum_us > 0 ? l->sum_tokens / l->sum_us : 0;
-    return plain > recent ? plain : recent;
-}
-
-/* Does the next draft pay, when `n` are there and all of them and it are accepted with chance p? */
-static bool pays(const node_length_t *l, uint32_t n, double p)
-{
-    double marginal = node_length_verify_us(l, n + 2) - node_length_verify_us(l, n + 1);
-    return p >= CAUTION * rate_now(l) * (l->draft_us + (marginal > 0 ? marginal : 0));
-}
-
-bool node_length_begin(node_length_t *l)
-{
-    l->n_round = 0;
-    l->p_all = 1;
-    l->n_probe = 0;
-    if (!l->max_draft || l->cost_us[0] <= 0)
-        return false;
-    if (l->draft_us > 0 && pays(l, 0, node_length_mean_chance(l)))
-        return true;
-    double extra = node_length_verify_us(l, 1 + PROBE_TOKENS) - node_length_verify_us(l, 1);
-    if (l->draft_us <= 0)
-        l->n_probe = 1; /* nothing is known: one draft tells both costs, and costs little in a short answer */
-    else if (l->probe_credit_us >= PROBE_TOKENS * l->draft_us + extra)
-        l->n_probe = PROBE_TOKENS;
-    if (l->n_probe)
-        l->probe_credit_us = 0;
-    return l->n_probe > 0;
-}
-
-bool node_length_more(node_length_t *l, double margin)
-{
-    if (l->n_round >= l->max_draft)
-        return false;
-    l->bin[l->n_round++] = (uint8_t)bin_of(margin);
-    l->p_all *= node_length_chance(l, margin);
-    if (l->n_round >= l->max_draft)
-        return false;
-    if (l->n_probe)
-        return l->n_round < l->n_probe;
-    return pays(l, l->n_round, l->p_all * node_length_mean_chance(l));
-}
-
-static void blend(double *mean, double value, bool first)
-{
-    *mean = first ? value : *mean + (1 - KEEP_COST) * (value - *mean);
-}
-
-void node_length_end(node_length_t *l, const node_length_round_t *r)
+static void learn_chances(node_length_t *l, const node_length_round_t *r)
 {
     uint32_t n = r->n_drafts < l->n_round ? r->n_drafts : l->n_round;
     for (uint32_t i = 0; i < n && i <= r->n_accepted; i++) { /* drafts behind the first refused one tell nothing */
@@ -141,17 +88,249 @@ void node_length_end(node_length_t *l, const node_length_round_t *r)
         l->all_seen = l->all_seen * KEEP_CHANCE + 1;
         l->all_accepted = l->all_accepted * KEEP_CHANCE + hit;
     }
-    if (r->n_drafts && r->draft_us > 0)
-        blend(&l->draft_us, r->draft_us / r->n_drafts, l->draft_us <= 0);
-    if (r->verify_us > 0) {
-        uint32_t b = cost_bucket(r->n_drafts + 1);
-        bool first = l->cost_us[b] <= 0;
-        blend(&l->cost_rows[b], r->n_drafts + 1.0, first);
-        blend(&l->cost_us[b], r->verify_us, first);
+    if (n != 0)
+        smooth(l);
+}
+
+/* The ratios stay, their weight falls to that of a prior. */
+static void forget(node_length_t *l)
+{
+    double keep = l->all_seen > PRIOR_WEIGHT ? KEEP_UNSEEN : 1;
+    l->all_seen *= keep;
+    l->all_accepted *= keep;
+    for (uint32_t i = 0; i < NODE_LENGTH_BINS; i++) {
+        keep = l->seen[i] > PRIOR_WEIGHT ? KEEP_UNSEEN : 1;
+        l->seen[i] *= keep;
+        l->accepted[i] *= keep;
     }
+}
+
+/* ---- costs ---- */
+
+static uint32_t cost_bucket(uint32_t n_rows)
+{
+    uint32_t i = 0;
+    while (i < NODE_LENGTH_COSTS - 1 && n_rows > 1u << i)
+        i++;
+    return i;
+}
+
+static bool expects(const node_length_t *l) { return l->expected.verify_us[0] > 0; }
+
+static double expected_us(const node_length_costs_t *c, double n_rows)
+{
+    uint32_t i = 1;
+    while (i < NODE_LENGTH_COSTS - 1 && n_rows > 1u << i)
+        i++;
+    double r0 = 1u << (i - 1), r1 = 1u << i, slope = (c->verify_us[i] - c->verify_us[i - 1]) / (r1 - r0);
+    return c->verify_us[i] + slope * (n_rows - r1);
+}
+
+void node_length_expect(node_length_t *l, const node_length_costs_t *costs)
+{
+    bool shift = expects(l) && costs->verify_us[0] > 0;
+    for (uint32_t i = 0; shift && i < NODE_LENGTH_COSTS; i++)
+        if (l->cost_us[i] > 0) {
+            double by = expected_us(costs, l->cost_rows[i]) - expected_us(&l->expected, l->cost_rows[i]);
+            l->cost_us[i] = l->cost_us[i] + by > 0 ? l->cost_us[i] + by : expected_us(costs, l->cost_rows[i]);
+        }
+    if (l->draft_us > 0 && costs->draft_us > 0 && l->expected.draft_us > 0)
+        l->draft_us *= costs->draft_us / l->expected.draft_us;
+    l->expected = *costs;
+}
+
+typedef struct {
+    double rows[NODE_LENGTH_COSTS], us[NODE_LENGTH_COSTS];
+    uint32_t n;
+} curve_t;
+
+/* What a pass of bucket i's full width should take, by the measured one nearest to it: as much more than expected; one
+ * that is far over waits for a link, and then the longer of link and expectation counts. */
+static double by_nearest(const node_length_t *l, uint32_t i)
+{
+    double expected = l->expected.verify_us[i];
+    for (uint32_t d = 1; d < NODE_LENGTH_COSTS; d++)
+        for (int side = 0; side < 2; side++) {
+            uint32_t j = side ? i + d : i - d; /* below 0: wraps, and is too great */
+            if (j >= NODE_LENGTH_COSTS || l->cost_us[j] <= 0)
+                continue;
+            double us = l->cost_us[j], over = us - expected_us(&l->expected, l->cost_rows[j]);
+            if (over > LINK_BOUND * (us - over))
+                return us > expected ? us : expected;
+            return expected + over > 0 ? expected + over : expected;
+        }
+    return expected;
+}
+
+static void make_curve(const node_length_t *l, curve_t *c)
+{
+    c->n = 0;
+    for (uint32_t i = 0; i < NODE_LENGTH_COSTS; i++) {
+        double rows = l->cost_rows[i], us = l->cost_us[i];
+        if (us <= 0 && expects(l)) {
+            rows = 1u << i;
+            us = by_nearest(l, i);
+        }
+        if (us <= 0)
+            continue;
+        if (c->n && us < c->us[c->n - 1])
+            us = c->us[c->n - 1]; /* more rows are never cheaper */
+        c->rows[c->n] = rows;
+        c->us[c->n++] = us;
+    }
+}
+
+/* Linear between the known widths; outside them along the nearest piece, or SLOPE_UNKNOWN per row. */
+static double curve_at(const curve_t *c, double n)
+{
+    if (c->n == 0)
+        return 0;
+    if (c->n == 1)
+        return c->us[0] / (1 + SLOPE_UNKNOWN * (c->rows[0] - 1)) * (1 + SLOPE_UNKNOWN * (n - 1));
+    uint32_t i = 1;
+    while (i + 1 < c->n && c->rows[i] < n)
+        i++;
+    double slope = (c->us[i] - c->us[i - 1]) / (c->rows[i] - c->rows[i - 1]);
+    return c->us[i] + slope * (n - c->rows[i]);
+}
+
+double node_length_verify_us(const node_length_t *l, uint32_t n_rows)
+{
+    curve_t c;
+    make_curve(l, &c);
+    return curve_at(&c, n_rows ? n_rows : 1);
+}
+
+double node_length_draft_us(const node_length_t *l) { return l->draft_us > 0 ? l->draft_us : l->expected.draft_us; }
+
+/* Without an expected value the first one is all there is; with one it counts half. */
+static void blend(double *mean, double value, double expected)
+{
+    if (*mean <= 0) {
+        *mean = expected > 0 ? (value + expected) / 2 : value;
+        return;
+    }
+    if (value > COST_OUTLIER * *mean)
+        value = COST_OUTLIER * *mean;
+    *mean += (1 - KEEP_COST) * (value - *mean);
+}
+
+static void learn_costs(node_length_t *l, const node_length_round_t *r)
+{
+    if (r->n_drafts && r->draft_us > 0)
+        blend(&l->draft_us, r->draft_us / r->n_drafts, l->expected.draft_us);
+    if (r->verify_us <= 0)
+        return;
+    uint32_t b = cost_bucket(r->n_drafts + 1);
+    bool first = l->cost_us[b] <= 0;
+    if (first)
+        l->cost_rows[b] = r->n_drafts + 1.0;
+    else
+        l->cost_rows[b] += (1 - KEEP_COST) * (r->n_drafts + 1.0 - l->cost_rows[b]);
+    blend(&l->cost_us[b], r->verify_us, 0);
+}
+
+/* ---- the rule ---- */
+
+/* Tokens per microsecond of the best length, every draft with the mean chance, or always right. */
+static double best_rate(const node_length_t *l, bool always_right)
+{
+    double mean = node_length_mean_chance(l), draft_us = node_length_draft_us(l);
+    double tokens = 1, p = 1, best = 1 / l->pass_us[1];
+    for (uint32_t x = 1; x <= l->max_draft; x++) {
+        p *= always_right ? 1 : mean;
+        tokens += p;
+        double rate = tokens / (x * draft_us + l->pass_us[x + 1]);
+        best = rate > best ? rate : best;
+    }
+    return best;
+}
+
+/* Do further drafts pay, some number of them, when n are there and all of those are accepted with chance p? */
+static bool pays(const node_length_t *l, uint32_t n, double p)
+{
+    double mean = node_length_mean_chance(l), draft_us = node_length_draft_us(l), tokens = 0;
+    for (uint32_t x = n + 1; x <= l->max_draft; x++) {
+        p *= mean;
+        tokens += p;
+        if (tokens >= l->best_rate * ((x - n) * draft_us + l->pass_us[x + 1] - l->pass_us[n + 1]))
+            return true;
+    }
+    return false;
+}
+
+/* What a round of x drafts is expected to cost beyond plain decoding of the tokens that it commits. */
+static double loss_us(const node_length_t *l, uint32_t x)
+{
+    double mean = node_length_mean_chance(l), tokens = 1, p = 1;
+    for (uint32_t i = 0; i < x; i++)
+        tokens += p *= mean;
+    return x * node_length_draft_us(l) + l->pass_us[x + 1] - tokens * l->pass_us[1];
+}
+
+/* The cheapest probe, once there is credit for what it will lose. */
+static bool begin_probe(node_length_t *l)
+{
+    uint32_t best = 1;
+    for (uint32_t x = 2; x <= PROBE_TOKENS && x <= l->max_draft; x++)
+        if (loss_us(l, x) < loss_us(l, best))
+            best = x;
+    /* with nothing known of drafting one draft tells both costs, and costs little in a short answer */
+    if (node_length_draft_us(l) <= 0)
+        l->n_probe = 1;
+    else if (l->probe_credit_us >= loss_us(l, best))
+        l->n_probe = best;
+    return l->n_probe > 0;
+}
+
+bool node_length_begin(node_length_t *l)
+{
+    curve_t c;
+    l->n_round = 0;
+    l->p_all = 1;
+    l->n_probe = 0;
+    make_curve(l, &c);
+    if (!l->max_draft || !c.n || (l->cost_us[0] <= 0 && !expects(l)))
+        return false;
+    for (uint32_t rows = 1; rows < l->max_draft + 2; rows++)
+        l->pass_us[rows] = curve_at(&c, rows);
+    double plain = 1 / l->pass_us[1], now = l->sum_us > 0 ? l->sum_tokens / l->sum_us : 0;
+    double best = best_rate(l, false);
+    l->best_rate = best > now ? best : now;
+    if (node_length_draft_us(l) > 0 && best >= CAUTION * plain && pays(l, 0, 1))
+        return true;
+    return begin_probe(l);
+}
+
+bool node_length_more(node_length_t *l, double margin)
+{
+    if (l->n_round >= l->max_draft)
+        return false;
+    uint32_t b = bin_of(margin);
+    l->p_all *= l->chance[b];
+    l->bin[l->n_round++] = (uint8_t)b;
+    if (l->n_round >= l->max_draft)
+        return false;
+    if (l->n_probe)
+        return l->n_round < l->n_probe;
+    return pays(l, l->n_round, l->p_all);
+}
+
+void node_length_end(node_length_t *l, const node_length_round_t *r)
+{
+    learn_chances(l, r);
+    learn_costs(l, r);
     l->sum_tokens = l->sum_tokens * KEEP_RATE + r->n_tokens;
     l->sum_us = l->sum_us * KEEP_RATE + r->draft_us + r->verify_us;
-    if (!r->n_drafts)
-        l->probe_credit_us += PROBE_SHARE * r->verify_us;
+    double plain_us = node_length_verify_us(l, 1);
+    if (l->n_probe)
+        l->probe_credit_us -= r->draft_us + r->verify_us - r->n_tokens * plain_us;
+    if (!r->n_drafts) {
+        bool hopeless = node_length_draft_us(l) > 0 && best_rate(l, true) * plain_us < CAUTION;
+        l->probe_credit_us += r->verify_us * (hopeless ? PROBE_SHARE_HOPELESS : PROBE_SHARE);
+        forget(l);
+    }
+    if (l->probe_credit_us > PROBE_CREDIT * plain_us)
+        l->probe_credit_us = PROBE_CREDIT * plain_us;
     l->n_round = 0;
 }

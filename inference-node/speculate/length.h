@@ -1,12 +1,24 @@
 /*
  * How many tokens to draft. Pure: costs and outcomes are given, no clock inside.
  *
- * Draft on while P(all drafts so far and the next are accepted) >= rate x (draft step + marginal verify cost), where
- * rate is the tokens per microsecond that the request makes now, and at least that of plain decoding. P is a product of
- * calibrated chances: the margin by which the drafter's pick won is put in a bin, each bin learns how often its tokens
- * were accepted; a token that is not drafted yet has the mean chance. Where the first draft already does not pay the
- * length is 0, and a probe of two tokens follows as soon as a hundredth of the plain decoding time since the last one
- * covers its cost. The very first probe is one token.
+ * A round is worth it by the tokens that it commits for its time, so over many rounds the best policy drafts on while
+ *     E[tokens that further drafts commit] >= best rate x (their draft steps + what they add to the verify pass)
+ * where the best rate is tokens per microsecond of the best length for this request's own costs and chances, found anew
+ * each round (its fixed point), and at least what the request makes now. Not the rate now alone: a request that drafts
+ * too little makes few tokens and would never know. All numbers of further drafts are tried, since a pass of two rows
+ * may cost much more than one and a pass of eight little more than two.
+ *
+ * Chances: the margin by which the drafter's pick won is put in a bin; each bin learns how often its tokens were
+ * accepted, over a prior, and a greater margin never has the smaller chance. A token that is not drafted yet has the
+ * mean chance.
+ *
+ * Costs: expected ones (measured once per engine, speculate/costs.h) until this request has measured its own; a pass
+ * that takes longer than expected waits for something, a link perhaps, and a pass of another width is expected to wait
+ * as long. Without expected costs the first round is plain and the first draft a probe of one token.
+ *
+ * Where drafting does not pay the length is 0. What was learned grows old then, and is probed again as soon as a
+ * hundredth of the plain decoding time covers what the probe is expected to lose against plain decoding (a
+ * five-hundredth where not even a drafter that is always right would gain). A probe that gains is paid back.
  */
 #ifndef NODE_LENGTH_H
 #define NODE_LENGTH_H
@@ -18,22 +30,37 @@
 #define NODE_LENGTH_BINS 12u
 #define NODE_LENGTH_COSTS 8u /* verify passes of 1, 2, 3-4, 5-8, 9-16, 17-32, 33-64 and more rows */
 
+/* What steps are expected to cost; 0: not known. */
+typedef struct node_length_costs {
+    double draft_us;                     /* one draft step */
+    double verify_us[NODE_LENGTH_COSTS]; /* passes of 1, 2, 4, ... 128 rows; all or none */
+} node_length_costs_t;
+
 typedef struct node_length {
     uint32_t max_draft;
-    double accepted[NODE_LENGTH_BINS], seen[NODE_LENGTH_BINS];       /* decayed counts over a prior */
-    double all_accepted, all_seen;                                   /* the same over all bins */
-    double draft_us;                                                 /* one draft step; 0: not measured yet */
-    double cost_rows[NODE_LENGTH_COSTS], cost_us[NODE_LENGTH_COSTS]; /* decayed means; 0: not measured yet */
-    double sum_tokens, sum_us;                                       /* decayed totals: the rate now */
+    /* chances: decayed counts over a prior */
+    double accepted[NODE_LENGTH_BINS], seen[NODE_LENGTH_BINS], chance[NODE_LENGTH_BINS];
+    double all_accepted, all_seen;
+    /* costs: decayed means of what was measured, 0: nothing; with costs to expect, moved along with these */
+    node_length_costs_t expected;
+    double draft_us;
+    double cost_rows[NODE_LENGTH_COSTS], cost_us[NODE_LENGTH_COSTS];
+    double sum_tokens, sum_us; /* decayed totals: the rate now */
     double probe_credit_us;
     /* the round that is being drafted */
     uint32_t n_round, n_probe; /* n_probe: drafts of a probe, 0 when this round is none */
-    double p_all;
+    double p_all, best_rate;
     uint8_t bin[NODE_LENGTH_MAX];
+    double pass_us[NODE_LENGTH_MAX + 2]; /* by rows */
 } node_length_t;
 
 void node_length_init(node_length_t *l, uint32_t max_draft /* at most NODE_LENGTH_MAX count */);
-/* Starts a round: true when a first token should be drafted. The very first round is plain, to measure it. */
+/* Costs to expect from now on, between rounds, as often as they change (the context grows). */
+void node_length_expect(node_length_t *l, const node_length_costs_t *costs);
+/* Before the first round: the mean chance that this kind of drafter had before, worth `weight` observations. */
+void node_length_expect_chance(node_length_t *l, double chance, double weight);
+
+/* Starts a round: true when a first token should be drafted. */
 bool node_length_begin(node_length_t *l);
 /* A token was drafted, its pick won by this margin: true when one more should be drafted after it. */
 bool node_length_more(node_length_t *l, double margin);
@@ -44,8 +71,9 @@ typedef struct node_length_round {
 } node_length_round_t;
 void node_length_end(node_length_t *l, const node_length_round_t *round);
 
-/* Estimates, for logs and tests. */
-double node_length_verify_us(const node_length_t *l, uint32_t n_rows); /* 0: nothing measured */
+/* Estimates, for plans, logs and tests. */
+double node_length_verify_us(const node_length_t *l, uint32_t n_rows); /* 0: nothing known */
+double node_length_draft_us(const node_length_t *l);                   /* 0: nothing known */
 double node_length_chance(const node_length_t *l, double margin);
 double node_length_mean_chance(const node_length_t *l);
 
