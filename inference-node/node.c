@@ -127,6 +127,24 @@ vc_status_t node_bind_spec(node_t *node, node_spec_t *spec, vc_err_t *err)
     return status;
 }
 
+node_costs_t *node_step_costs(node_t *node)
+{
+    vc_err_t err;
+    if (node->costs_tried)
+        return &node->costs;
+    node->costs_tried = true;
+    node_pass_begin(node);
+    vc_status_t st = node_costs_measure(&node->costs, node->engine, vc_clock_system(), &err);
+    node_pass_end(node);
+    if (st != VC_OK)
+        vc_log_info("node", "step costs are not known reason=\"%s\"", err.msg);
+    else
+        vc_log_info("node", "step costs measured one_us=%.0f sixteen_us=%.0f thousand_tokens_us=%.0f,%.0f",
+                    node->costs.weights_us[0], node->costs.weights_us[4], node->costs.token_us[0] * 1000,
+                    node->costs.token_us[4] * 1000);
+    return &node->costs;
+}
+
 void node_pass_begin(node_t *node) { pthread_mutex_lock(&node->pass_lock); }
 void node_pass_end(node_t *node)
 {

@@ -11,6 +11,7 @@
 #include "compress/calib.h"
 #include "compress/replay_ids.h"
 #include "model/engine.h"
+#include "speculate/costs.h"
 
 typedef struct node {
     node_gguf_t *gguf;
@@ -22,6 +23,8 @@ typedef struct node {
     pthread_mutex_t calib_lock;   /* guards the two below; never held together with pass_lock */
     node_calib_t **calibs;        /* [codec], NULL until it was needed */
     uint32_t n_calibs;
+    bool costs_tried;
+    node_costs_t costs;            /* node_step_costs */
     void (*pass_ended)(void *arg); /* node_pass_watch */
     void *pass_arg;
 } node_t;
@@ -48,6 +51,9 @@ vc_status_t node_bind_spec(node_t *node, node_spec_t *spec, vc_err_t *err);
 vc_status_t node_calib_file(const node_t *node, const char *method, char *out, size_t cap, vc_err_t *err);
 /* A replay on this node's engine, its pass lock taken around every pass; without progress. */
 node_replay_t node_replay(node_t *node);
+/* Step costs of this engine, measured at the first call, with a pass at a time: before the first request that drafts,
+ * and for one thread at a time. Where they cannot be measured that is logged, and they are not known. */
+node_costs_t *node_step_costs(node_t *node);
 /* One forward pass at a time. */
 void node_pass_begin(node_t *node);
 void node_pass_end(node_t *node);

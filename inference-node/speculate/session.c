@@ -8,8 +8,9 @@ struct node_session {
     node_verifier_t *v; /* the caller's */
     node_drafter_t *d;
     node_length_t length;
-    uint32_t *drafts; /* [max_draft] */
-    uint32_t max_draft;
+    node_body_t *body;            /* one reference; NULL: no compressed body */
+    uint32_t *drafts;             /* [max_draft] */
+    uint32_t max_draft, n_tokens; /* tokens: when a round was last begun */
     node_session_stats_t stats;
 };
 
@@ -30,6 +31,10 @@ vc_status_t node_session_create(const node_session_opts_t *opts, const node_draf
     s->v = v;
     s->max_draft = drafter_opts->max_draft;
     node_length_init(&s->length, s->max_draft);
+    if (opts->costs)
+        node_costs_expect_chance(opts->costs, opts->name, &s->length);
+    if (drafter_opts->body)
+        s->body = node_body_get(drafter_opts->body);
     s->drafts = vc_calloc(s->max_draft, sizeof *s->drafts);
     uint32_t n;
     const uint32_t *tokens = node_verifier_tokens(v, &n);
@@ -47,9 +52,24 @@ void node_session_destroy(node_session_t *s)
 {
     if (!s)
         return;
+    if (s->opt.costs && s->opt.draft_length == NODE_DRAFT_AUTO)
+        node_costs_learn(s->opt.costs, s->n_tokens, s->body, s->opt.name, &s->length);
     node_drafter_destroy(s->d);
+    if (s->body)
+        node_body_put(s->body);
     vc_free(s->drafts);
     vc_free(s);
+}
+
+static bool begin(node_session_t *s)
+{
+    node_verifier_tokens(s->v, &s->n_tokens);
+    if (s->opt.costs) {
+        node_length_costs_t costs;
+        node_costs_at(s->opt.costs, s->n_tokens, s->body, s->opt.name, &costs);
+        node_length_expect(&s->length, &costs);
+    }
+    return node_length_begin(&s->length);
 }
 
 /* Drafts into s->drafts: a fixed number, or as many as pay. */
@@ -58,7 +78,7 @@ static vc_status_t draft(node_session_t *s, uint32_t *n_p, vc_err_t *err)
     uint32_t useful = VC_MIN(node_verifier_max_useful(s->v), s->max_draft);
     bool adaptive = s->opt.draft_length == NODE_DRAFT_AUTO;
     *n_p = 0;
-    if (!useful || (adaptive ? !node_length_begin(&s->length) : !s->opt.draft_length))
+    if (!useful || (adaptive ? !begin(s) : !s->opt.draft_length))
         return VC_OK;
     vc_status_t st = node_drafter_share(s->d, node_verifier_kv(s->v), err);
     if (st != VC_OK)

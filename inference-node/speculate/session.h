@@ -5,6 +5,7 @@
 #ifndef NODE_SESSION_H
 #define NODE_SESSION_H
 
+#include "speculate/costs.h"
 #include "speculate/drafter.h"
 #include "speculate/length.h"
 #include "speculate/verifier.h"
@@ -17,6 +18,9 @@ typedef struct node_session node_session_t;
 typedef struct node_session_opts {
     uint32_t draft_length; /* fixed, 0: plain decoding, or NODE_DRAFT_AUTO */
     const vc_clock_t *clock;
+    node_costs_t *costs; /* of the engine, the caller's, outlives the session: what an automatic length starts from and
+                            adds to; NULL: the request learns by itself */
+    const char *name;    /* the body's compressor as costs know it, outlives the session; NULL: nobody's */
 } node_session_opts_t;
 void node_session_opts_default(node_session_opts_t *opts);
 
