@@ -10,7 +10,7 @@
  *   --load pages: keys stored before RoPE become f16 pages instead of 8-bit codes
  *   --times no (on a busy machine: acceptance and bytes do not depend on it)
  *   --prefix N or N;M tokens, ascending; --forced N tokens
- *   --out DIR for compress.csv and compress.svg (bench/results; a temporary one with --quick)
+ *   --out DIR for compress-methods.csv and compress-methods.svg (bench/results; a temporary one with --quick)
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,9 +85,9 @@ static void acceptance(void)
     figures(&run);
     const char *out = bench_option("out", bench_quick() ? bench_tmpdir() : "bench/results");
     (void)mkdir(out, 0777);
-    snprintf(path, sizeof path, "%s/compress.csv", out);
+    snprintf(path, sizeof path, "%s/compress-methods.csv", out);
     compress_write_csv(&run, path);
-    snprintf(path, sizeof path, "%s/compress.svg", out);
+    snprintf(path, sizeof path, "%s/compress-methods.svg", out);
     compress_write_plot(&run, path);
     bench_note("%.0f s", bench_now_s() - t0);
     compress_texts_free(&run);

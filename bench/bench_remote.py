@@ -7,9 +7,7 @@ both, else the bench fails.
 """
 import argparse
 import json
-import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -20,14 +18,10 @@ import cluster  # noqa: E402
 import demo  # noqa: E402
 import slowlink  # noqa: E402
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import results_file  # noqa: E402
+
 RATIO = 33
-
-
-def head():
-    commit = subprocess.run(["git", "-C", str(cluster.ROOT), "rev-parse", "--short", "HEAD"], capture_output=True,
-                            text=True).stdout.strip() or "unknown"
-    cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), "unknown")
-    print(f"# command {' '.join(sys.argv)}\n# commit {commit}\n# machine {cpu}, {os.cpu_count()} cores, {platform.release()}")
 
 
 def parse():
@@ -43,7 +37,11 @@ def parse():
     p.add_argument("--max-tokens", type=int, default=64)
     p.add_argument("--threads", type=int, default=1)
     p.add_argument("--tail", default="verified", choices=["verified", "own"])
+    p.add_argument("--csv", default=None, help="file of results to merge into (default: build/results/remote.csv, not with --quick)")
+    p.add_argument("--keep", action="store_true", help="the file of results is bench/results/remote.csv")
     args = p.parse_args()
+    if args.csv is None and (args.keep or not args.quick):
+        args.csv = str(cluster.ROOT / ("bench" if args.keep else "build") / "results" / "remote.csv")
     if args.quick:
         args.document_tokens, args.rounds, args.max_tokens = 600, 1, 16
     return args
@@ -92,7 +90,7 @@ def compare(args, programs, model, workdir, prompt, nodes, rate):
 def main():
     slowlink.reexec_in_user_namespace()
     args = parse()
-    head()
+    out = results_file.Run("remote", sys.argv[1:])
     programs, model = cluster.Programs(pathlib.Path(args.build)), cluster.model_path()
     with tempfile.TemporaryDirectory(prefix="vericache-bench-") as tmp:
         workdir = pathlib.Path(tmp)
@@ -123,9 +121,15 @@ def main():
     answers = {(tuple(r["tokens"]), r["logits_digest"]) for v in runs.values() for r in v}
     if len(answers) != 1:
         sys.exit("bench_remote: the answers differ")
-    print(f"figure remote_ttft_vs_full_fetch {first['full'] / first['ours']:.3f}")
-    print(f"figure remote_requests_vs_full_fetch {total['full'] / total['ours']:.3f}")
-    print(f"figure slow_link_use {use:.3f}")
+    for k, title in (("full", "full KV fetched"), ("ours", "VeriCache")):
+        out.row(f"{title}: first verified token", "s", [r["first_us"] / 1e6 for r in runs[k]])
+        out.row(f"{title}: answer", "s", [r["total_us"] / 1e6 for r in runs[k]])
+        out.row(f"{title}: over the slow link", "MB", [r["slow_bytes"] / 1e6 for r in runs[k]])
+    out.figure("remote_ttft_vs_full_fetch", first["full"] / first["ours"])
+    out.figure("remote_requests_vs_full_fetch", total["full"] / total["ours"])
+    out.figure("slow_link_use", use)
+    if args.csv:
+        out.keep(args.csv)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 /*
  * What do the paper's machines promise, by their published numbers and our scheduling policy? Prints predicted
  * speed-ups beside the published ones. No clock: the figures are the same on every machine.
- *   --out DIR   for sim.csv and sim.svg (bench/results; a temporary one with --quick)
+ *   --out DIR   for sim-runs.csv and sim-speedups.svg (bench/results; a temporary one with --quick)
  */
 #include <stdio.h>
 #include <string.h>
@@ -77,7 +77,7 @@ static void note_bar(uint32_t i, const char *pipeline, const char *model, double
 static void open_results(void)
 {
     char path[512];
-    result_path(path, sizeof path, "sim.csv");
+    result_path(path, sizeof path, "sim-runs.csv");
     csv = fopen(path, "w");
     if (csv == NULL)
         bench_fail("cannot write %s", path);
@@ -265,7 +265,7 @@ int main(int argc, char **argv)
     if (fclose(csv) != 0)
         bench_fail("the CSV file was not written");
     char path[512];
-    result_path(path, sizeof path, "sim.svg");
+    result_path(path, sizeof path, "sim-speedups.svg");
     sim_plot(path, bars, VC_ARRAY_LEN(bars));
     return 0;
 }

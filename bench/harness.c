@@ -9,17 +9,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "results_file.h"
 
 static struct {
     const char *name;
     bool quick;
     char **argv;
     int argc;
-    FILE *csv;
+    char csv[4096]; /* the file of results; "": none */
+    pid_t owner;    /* a forked child writes none */
     char commit[64], machine[256];
     char tmpdir[4096];
 } bench;
@@ -68,28 +72,66 @@ static void describe_machine(void)
              strtod(memory, NULL) / 1048576.0, u.release);
 }
 
+/* "-dirty": what is measured is not the commit; results and pages do not count. */
 static void describe_commit(void)
 {
-    char *const argv[] = {"git", "describe", "--always", "--dirty", "--abbrev=12", NULL};
-    if (!bench_have("git") || bench_run(argv, bench.commit, sizeof(bench.commit)) != 0)
+    char *const commit[] = {"git", "rev-parse", "--short=12", "HEAD", NULL};
+    char *const changes[] = {"git", "diff", "--quiet", "HEAD", "--", ".", ":(exclude)bench/results", ":(exclude)*.md",
+                             NULL};
+    char nothing[8];
+    if (!bench_have("git") || bench_run(commit, bench.commit, sizeof(bench.commit) - 6) != 0)
         snprintf(bench.commit, sizeof(bench.commit), "unknown");
     chomp(bench.commit);
+    if (strcmp(bench.commit, "unknown") != 0 && bench_run(changes, nothing, sizeof(nothing)) == 1)
+        strcat(bench.commit, "-dirty");
 }
 
-static void open_csv(const char *path)
+/* At exit: the rows of a bench that failed say nothing. */
+static void write_results(int status, void *unused)
 {
-    bench.csv = fopen(path, "a");
-    if (bench.csv == NULL)
-        bench_fail("cannot open %s: %s", path, strerror(errno));
+    char about[3000], date[32];
+    time_t now = time(NULL);
+    struct tm utc;
+    (void)unused;
+    if (status != 0 || getpid() != bench.owner)
+        return;
+    strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+    int n = snprintf(about, sizeof(about), "%s | %s | %s | bench %s%s", date, bench.commit, bench.machine, bench.name,
+                     bench.quick ? " --quick" : "");
+    for (int i = 1; i < bench.argc && n < (int)sizeof(about); i++)
+        n += snprintf(about + n, sizeof(about) - (size_t)n, " %s", bench.argv[i]);
+    about[strcspn(about, "\r\n")] = '\0';
+    bench_results_write(bench.csv, bench.name, about);
+}
+
+/* path NULL: the usual place. */
+static void open_results(const char *path, bool keep)
+{
+    const char *folder = keep ? "bench/results" : "build/results";
+    if (path == NULL && bench.quick && !keep)
+        return;
+    if (path == NULL)
+        (void)mkdir(folder, 0777);
+    if (path == NULL && access(folder, W_OK) != 0) {
+        bench_note("results are not kept: %s: %s", folder, strerror(errno));
+        return;
+    }
+    if (path == NULL)
+        snprintf(bench.csv, sizeof(bench.csv), "%s/%s.csv", folder, bench.name);
+    else
+        snprintf(bench.csv, sizeof(bench.csv), "%s", path);
+    bench_results_check(bench.csv);
+    bench.owner = getpid();
+    on_exit(write_results, NULL);
 }
 
 static void answer_help(const char *name, int argc, char **argv)
 {
     for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-            printf(
-                "usage: %s [--quick] [--csv FILE] [options]; the comment at the top of bench/bench_%s.c lists them\n",
-                argv[0], name);
+            printf("usage: %s [--quick] [--csv FILE] [--keep] [options]; the comment at the top of bench/bench_%s.c "
+                   "lists them\n",
+                   argv[0], name);
             exit(0);
         }
 }
@@ -102,12 +144,15 @@ void bench_init(const char *name, int argc, char **argv)
     if (bench.argv == NULL)
         bench_fail("out of memory");
     const char *csv = NULL;
+    bool keep = false;
     bench.argv[bench.argc++] = argv[0];
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0)
             bench.quick = true;
         else if (strcmp(argv[i], "--csv") == 0 && i + 1 < argc)
             csv = argv[++i];
+        else if (strcmp(argv[i], "--keep") == 0)
+            keep = true;
         else
             bench.argv[bench.argc++] = argv[i];
     }
@@ -119,8 +164,7 @@ void bench_init(const char *name, int argc, char **argv)
     printf("\n# commit: %s\n# machine: %s\n", bench.commit, bench.machine);
     if (bench.quick)
         printf("# quick: toy sizes, the figures mean nothing\n");
-    if (csv != NULL)
-        open_csv(csv);
+    open_results(csv, keep);
     fflush(stdout);
 }
 
@@ -232,23 +276,24 @@ void bench_row(const char *name, const char *unit, const bench_samples_t *s)
     static bool head_printed;
     double median = bench_median(s), p10 = bench_percentile(s, 10), p90 = bench_percentile(s, 90);
     double p99 = bench_percentile(s, 99);
+    char rest[256];
     if (!head_printed)
         printf("%-44s %-8s %12s %12s %12s %12s %6s\n", "", "unit", "median", "p10", "p90", "p99", "n");
     head_printed = true;
     printf("%-44s %-8s %12.4g %12.4g %12.4g %12.4g %6zu\n", name, unit, median, p10, p90, p99, s->n);
     fflush(stdout);
-    if (bench.csv != NULL)
-        fprintf(bench.csv, "%s,%s,%s,%.9g,%.9g,%.9g,%.9g,%zu,%s,\"%s\"\n", bench.name, name, unit, median, p10, p90,
-                p99, s->n, bench.commit, bench.machine);
+    snprintf(rest, sizeof(rest), "%s,%.9g,%.9g,%.9g,%.9g,%zu", unit, median, p10, p90, p99, s->n);
+    bench_results_add("row", name, rest);
 }
 
 void bench_figure(const char *name, double value)
 {
-    printf("figure %s %.4g\n", name, value);
+    char rest[64];
+    /* counts whole, however large */
+    printf(value == rint(value) && fabs(value) < 1e15 ? "figure %s %.0f\n" : "figure %s %.4g\n", name, value);
     fflush(stdout);
-    if (bench.csv != NULL)
-        fprintf(bench.csv, "%s,figure:%s,ratio,%.9g,,,,1,%s,\"%s\"\n", bench.name, name, value, bench.commit,
-                bench.machine);
+    snprintf(rest, sizeof(rest), ",%.9g,,,,", value);
+    bench_results_add("figure", name, rest);
 }
 
 void bench_note(const char *fmt, ...)

@@ -1,6 +1,7 @@
 /*
  * What every bench shares: the printed head (command, commit, machine), time, samples with percentiles, the line
- * "figure NAME VALUE" that scripts read, and --quick. Benches are single-threaded towards this module.
+ * "figure NAME VALUE" that scripts read, the file of results (results_file.h), and --quick. Benches are single-threaded
+ * towards this module.
  */
 #ifndef BENCH_HARNESS_H
 #define BENCH_HARNESS_H
@@ -11,8 +12,12 @@
 
 #include "vc/status.h"
 
-/* Reads --quick and --csv FILE out of argv, prints the head. Call first. Other arguments stay, in order:
- * bench_argc() and bench_argv(i), i from 1. */
+/*
+ * Reads --quick, --csv FILE and --keep out of argv, prints the head. Call first. Other arguments stay, in order:
+ * bench_argc() and bench_argv(i), i from 1. When the process ends with exit code 0, rows and figures are merged into
+ * the file of results: --csv FILE, bench/results/NAME.csv with --keep, else build/results/NAME.csv, which --quick
+ * leaves alone.
+ */
 void bench_init(const char *name, int argc, char **argv);
 bool bench_quick(void); /* toy sizes: a smoke test in seconds, figures mean nothing */
 int bench_argc(void);
@@ -38,9 +43,9 @@ double bench_max(const bench_samples_t *s);
 double bench_mean(const bench_samples_t *s);
 void bench_samples_free(bench_samples_t *s);
 
-/* One row: name, unit, median, p10, p90, p99, n. Also to the CSV file. */
+/* One row: name, unit, median, p10, p90, p99, n. Also to the file of results. */
 void bench_row(const char *name, const char *unit, const bench_samples_t *s);
-/* "figure NAME VALUE", the machine-readable result, NAME as in the README. Also to the CSV file. */
+/* "figure NAME VALUE", the machine-readable result, NAME as in figures.csv. Also to the file of results. */
 void bench_figure(const char *name, double value);
 /* A remark under the table, one line. */
 void bench_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

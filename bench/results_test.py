@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""What results.py and its parts do with small inputs: merging, verdicts, plots. The committed files themselves are checked by
+results.py --check."""
+import pathlib
+import tempfile
+import unittest
+import xml.etree.ElementTree
+
+import results
+import results_file
+import results_plot
+
+ABOUT = "2026-01-31T00:00:00Z | c%d | a machine | bench b"
+
+
+def figure(floor="2", aim="3", better="more", unit="x"):
+    return results.Figure({"bench": "b", "figure": "f", "meaning": "m", "unit": unit, "better": better, "floor": floor,
+                           "aim": aim})
+
+
+def some(run, **values):
+    r = results_file.Results("b")
+    r.runs = [ABOUT % run]
+    for name, value in values.items():
+        r.rows["figure", name] = dict(zip(results_file.HEAD, ["figure", name, "", str(value), "", "", "", "", 1]))
+    return r
+
+
+class Files(unittest.TestCase):
+    def test_newer_rows_replace_older_ones_and_runs_without_rows_go(self):
+        merged = results_file.merge(some(1, a=1, b=2), some(2, b=3, c=4))
+        self.assertEqual([merged.value(n) for n in "abc"], [1, 3, 4])
+        self.assertEqual([merged.about(r)[1] for r in merged.rows.values()], ["c1", "c2", "c2"])
+        self.assertEqual(results_file.merge(merged, some(3, a=0)).runs, [ABOUT % 2, ABOUT % 3])
+
+    def test_what_was_written_is_read_back(self):
+        with tempfile.TemporaryDirectory() as tmp:
+            path = pathlib.Path(tmp) / "b.csv"
+            results_file.write(path, some(1, **{"x, \"y\"": 1.5}))
+            self.assertEqual(results_file.read(path).rows, some(1, **{"x, \"y\"": 1.5}).rows)
+
+    def test_damaged_files_are_refused(self):
+        head = "# run 1 | d | c | m | b\n" + ",".join(results_file.HEAD) + "\n"
+        with tempfile.TemporaryDirectory() as tmp:
+            path = pathlib.Path(tmp) / "b.csv"
+            for text in ("a,b\n1,2\n", head + "figure,a,,1,,,,,2\n", head + "figure,a,,1\n", head + "figure,a,,x,,,,,1\n",
+                         head.replace("run 1", "run 2")):
+                path.write_text(text)
+                with self.assertRaises(ValueError, msg=text):
+                    results_file.read(path)
+
+    def test_a_row_has_the_percentiles_of_its_samples(self):
+        run = results_file.Run("b", [])
+        run.row("r", "s", [4, 1, 3, 2])
+        self.assertEqual([run.results.rows["row", "r"][k] for k in ("median", "p10", "p90", "n")], ["2.5", "1", "4", 4])
+
+
+class Figures(unittest.TestCase):
+    def test_verdicts_follow_the_direction(self):
+        self.assertEqual([figure().verdict(v) for v in (1.9, 2, 3)], ["**below**", "floor", "aim"])
+        less = figure("1.15", "1.05", "less")
+        self.assertEqual([less.verdict(v) for v in (1.2, 1.15, 1.0)], ["**below**", "floor", "aim"])
+        self.assertEqual(figure("", "").verdict(1), "")
+
+    def test_a_value_is_not_rounded_over_its_bound(self):
+        self.assertEqual(figure("0.98", "1.1").show(0.9796), "0.9796")
+        self.assertEqual(figure("0.95", "0.99").show(0.955), "0.955")
+        self.assertEqual(figure("5", "1", "less", "s").show(0.17), "0.17 s")
+
+    def test_ratios_to_the_floor_grow_with_what_is_better(self):
+        self.assertEqual(figure().ratio(4), 2)
+        self.assertEqual(figure("5", "1", "less").ratio(2.5), 2)
+        self.assertIsNone(figure("0", "0", "less").ratio(0))
+
+    def test_a_figure_without_a_row_is_told_as_not_measured(self):
+        self.assertIn("not measured", results.figure_cells(figure(), some(1, other=1), results.Runs()))
+
+    def test_the_section_is_replaced_and_nothing_else(self):
+        text = f"a\n{results.BEGIN}\nold\n{results.END}\nb\n"
+        self.assertEqual(results.replace_section(text, "new"), text.replace("old", "new"))
+        with self.assertRaises(ValueError):
+            results.replace_section("a", "new")
+
+
+class Plots(unittest.TestCase):
+    def parse(self, svg):
+        return xml.etree.ElementTree.fromstring(svg)
+
+    def test_bars_are_well_formed_and_hold_every_row(self):
+        svg = results_plot.bars("t & t", [("a<b", "1.2", 1.2, 1.5), ("c", "0.5", 0.5, None)])
+        words = [e.text for e in self.parse(svg).iter() if e.text]
+        self.assertTrue({"t & t", "a<b", "c", "1.2", "0.5"} <= set(words))
+
+    def test_lines_have_a_tick_for_every_length(self):
+        spec = results.Lines("b", "x.svg", "t", "y", r"(?P<series>\w+) (?P<x>\d+k?)")
+        svg = spec.draw(some(1, **{"ours 512": 3, "ours 2k": 2, "ours 8k": 1}))
+        words = [e.text for e in self.parse(svg).iter() if e.text]
+        self.assertTrue({"512", "2048", "8192", "ours"} <= set(words))
+        self.assertIsNone(spec.draw(some(1, other=1)))
+
+
+if __name__ == "__main__":
+    unittest.main()
