@@ -68,6 +68,8 @@ vc_status_t node_batch_create(const node_batch_opts_t *opts, node_batch_t **batc
     for (uint32_t i = 0; good && i < opts->max_requests; i++)
         good = (b->members[i].picks = vc_calloc(batch_max_draft(b) + 1, sizeof(node_pick_t))) != NULL;
     st = good ? make_schedule(b, err) : vc_err_set(err, VC_ERR_NOMEM, "batch: out of memory");
+    if (st == VC_OK)
+        st = batch_link_open(b, err);
     if (st != VC_OK) {
         node_batch_destroy(b);
         return st;
@@ -85,6 +87,7 @@ void node_batch_destroy(node_batch_t *b)
             batch_end(b, &b->members[i], VC_ERR_CANCELLED, "cancelled");
         vc_free(b->members[i].picks);
     }
+    node_slow_pool_destroy(b->pool);
     node_schedule_destroy(b->schedule);
     vc_free(b->members);
     vc_free(b->order);
@@ -218,14 +221,18 @@ static void fail(node_batch_t *b, member_t *m, vc_status_t st, const vc_err_t *e
     batch_end(b, m, st, err->msg[0] ? err->msg : vc_status_text(st));
 }
 
-/* What of the prompt's KV is there already. */
+/* What of the prompt's KV is there already. A page that others hold too could never leave memory for the tier. */
 static vc_status_t load_pages(member_t *m, vc_err_t *err)
 {
+    bool own = node_verifier_kv(m->v)->slow != NULL;
     vc_status_t st = VC_OK;
     for (uint32_t i = 0; st == VC_OK && i < m->n_pages; i++) {
-        st = node_verifier_load_page(m->v, m->pages[i], err); /* takes over the reference */
-        m->pages[i] = NULL;
+        node_page_t *page = own ? node_page_copy(m->pages[i], NODE_TILE) : node_page_get(m->pages[i]);
+        st = page ? node_verifier_load_page(m->v, page, err) /* takes over the reference */
+                  : vc_err_set(err, VC_ERR_NOMEM, "batch: no memory for block %u", i);
     }
+    for (uint32_t i = 0; i < m->n_pages; i++)
+        node_page_put(m->pages[i]);
     vc_free(m->pages);
     m->pages = NULL;
     m->n_pages = 0;
@@ -239,7 +246,9 @@ static void begin_prompts(node_batch_t *b)
     for (uint32_t i = 0; i < VC_MIN(n, n_free); i++) {
         vc_err_t err = {0};
         member_t *m = b->order[i];
-        vc_status_t st = load_pages(m, &err);
+        vc_status_t st = batch_link_join(b, m, &err);
+        if (st == VC_OK)
+            st = load_pages(m, &err);
         if (st == VC_OK)
             m->state = MEMBER_PROMPT;
         else
@@ -280,6 +289,7 @@ static void start_running(node_batch_t *b, member_t *m)
 {
     vc_err_t err = {0};
     vc_status_t st = make_drafter(b, m, &err);
+    batch_round_first(b, m);
     if (st == VC_OK) {
         uint32_t n;
         (void)node_verifier_tokens(m->v, &n);
@@ -310,10 +320,17 @@ static void count_states(node_batch_t *b)
 static void give_work(node_batch_t *b)
 {
     uint32_t n_tasks = node_schedule_step(b->schedule, b->tasks);
-    for (uint32_t i = 0; i < b->opt.max_requests; i++)
-        b->members[i].work = WORK_NONE;
+    for (uint32_t i = 0; i < b->opt.max_requests; i++) {
+        member_t *m = &b->members[i];
+        m->work = WORK_NONE;
+        m->done = false;
+        m->link_here = m->link_due = m->link_most = 0;
+    }
     for (uint32_t i = 0; i < n_tasks; i++) {
         member_t *m = batch_of_schedule(b, b->tasks[i].id);
+        m->link_here = b->tasks[i].link_here;
+        m->link_due = b->tasks[i].link_due;
+        m->link_most = b->tasks[i].link_most;
         if (b->tasks[i].action == NODE_SCHEDULE_VERIFY)
             m->work = WORK_VERIFY;
         else if (b->tasks[i].action == NODE_SCHEDULE_DRAFT && !m->plain)
@@ -337,10 +354,12 @@ vc_status_t node_batch_step(node_batch_t *b, bool *busy_p, vc_err_t *err)
     count_states(b);
     begin_prompts(b);
     give_work(b);
-    uint64_t t0 = vc_clock_now_us(b->opt.clock);
+    batch_link_order(b);
+    uint64_t t0 = vc_clock_now_us(b->opt.clock), rows = b->info.n_rows;
     vc_status_t st = batch_run(b, err);
     uint64_t took = vc_clock_now_us(b->opt.clock) - t0;
-    batch_account(b, (double)took);
+    uint64_t waited = batch_link_came(b, took, b->info.n_rows > rows);
+    batch_account(b, (double)(took - waited));
     b->info.pass_us += took;
     b->info.n_iterations++;
     node_schedule_end(b->schedule);

@@ -51,6 +51,15 @@ typedef struct node_batch_opts {
     uint32_t window;         /* iterations that the schedule looks ahead */
     bool lock_step;          /* the baseline: all are verified in one iteration */
     uint64_t resident_bytes; /* for compressed copies of running requests */
+    /* Slow tier: where kv_ram bytes are less than the full KV of max_running requests of max_tokens positions, each has
+     * its part of them and the rest in a file. 0: all full KV is in memory. */
+    uint64_t kv_ram;
+    const char *kv_dir;
+    uint64_t hold_bytes; /* for full KV on its way to a verification; 0: that of one request */
+    uint32_t max_tokens; /* positions of a request at most; 0: the context */
+    double link_rate;    /* bytes/s from the file, to begin with; it is measured */
+    node_slow_io_mode_t io;
+    uint64_t delay_seed; /* tests: as node_slow_pool_opts_t has it */
     /* Makes the compressed copy of the prompt's whole blocks; *body_p NULL: there is none, the request decodes plainly.
      * NULL: the same for every request that brings no body. */
     vc_status_t (*compress)(void *arg, const node_kv_t *full, const uint32_t *tokens, uint32_t n_tokens,
@@ -86,10 +95,15 @@ vc_status_t node_batch_step(node_batch_t *b, bool *busy_p, vc_err_t *err);
 typedef struct node_batch_info {
     uint32_t n_waiting, n_prompts, n_running;
     uint64_t n_iterations, n_passes;
-    uint64_t draft_rows, verify_rows, prompt_rows; /* that passes carried */
+    uint64_t n_rows;                               /* that passes carried, those that failed too */
+    uint64_t draft_rows, verify_rows, prompt_rows; /* that were of use */
     uint64_t n_verified, n_committed;              /* verifications; tokens, the first one of each request too */
     uint64_t pass_us;                              /* in passes and what follows them, waits for the link included */
     uint64_t link_wait_us;                         /* passes stood still for a layer */
+    uint64_t idle_us;                              /* iterations without rows waited for the link */
+    uint64_t link_bytes, link_busy_us;             /* full KV that came; time with reads under way */
+    double link_rate;                              /* bytes/s as measured; 0 without a tier */
+    uint64_t n_dropped;                            /* transfers thrown away for an older one */
 } node_batch_info_t;
 void node_batch_info(const node_batch_t *b, node_batch_info_t *info_p);
 

@@ -1,5 +1,5 @@
 /* Shared by the files of batch/: batch.c (life of requests), pass.c (rows and verdicts), round.c (draft lengths, costs
- * and the schedule's answers), link.c (bytes of full KV). */
+ * and the schedule's answers), link.c (the slow tier and its link). */
 #ifndef NODE_BATCH_INT_H
 #define NODE_BATCH_INT_H
 
@@ -34,7 +34,9 @@ typedef struct member {
     uint64_t n_plain_rounds;
     /* this iteration */
     work_t work;
-    bool in_pass, done; /* planned; came out of its pass */
+    bool in_pass, done;                      /* planned; came out of its pass */
+    uint64_t link_here, link_due, link_most; /* as the schedule's task has it */
+    uint64_t link_had;                       /* what the schedule knows to be here */
     uint32_t n_rows, n_logits, cap;
     node_verdict_t verdict;
     node_pick_t *picks; /* [max_draft] */
@@ -55,7 +57,14 @@ struct node_batch {
     size_t cap_logits;
     uint32_t max_rows;
     uint64_t next_id;
+    double chance_hits, chance_seen; /* drafts of all requests, decayed: what a new one may expect */
     node_batch_info_t info;
+    /* slow tier; NULL: all is in memory */
+    node_slow_pool_t *pool;
+    node_slow_opts_t tier;        /* of one request */
+    uint64_t hold_bytes;          /* that the schedule may plan with */
+    double link_rate, step_us;    /* measured: bytes/s, compute time of an iteration */
+    uint64_t read_bytes, wait_us; /* of the pool at the last look */
 };
 
 static inline uint32_t batch_max_draft(const node_batch_t *b)
@@ -73,8 +82,21 @@ uint32_t batch_collect(node_batch_t *b, member_state_t state);
 vc_status_t batch_run(node_batch_t *b, vc_err_t *err);
 
 /* round.c */
+void batch_round_first(const node_batch_t *b, member_t *m);
 node_schedule_cost_t batch_round_cost(node_batch_t *b, member_t *m);
 /* After the passes, before the schedule's end: shares the time out, tells lengths and schedule. */
 void batch_account(node_batch_t *b, double us);
+
+/* link.c. Without a tier all of it does nothing. */
+vc_status_t batch_link_open(node_batch_t *b, vc_err_t *err);
+vc_status_t batch_link_join(node_batch_t *b, member_t *m, vc_err_t *err); /* before the request has KV */
+void batch_link_full(node_batch_t *b, const member_t *m, node_schedule_request_t *r);
+double batch_link_us(const node_batch_t *b, const member_t *m);
+/* Budgets as measured; `also` (may be NULL) is to fit into them. */
+void batch_link_budgets(node_batch_t *b, const node_schedule_request_t *also);
+/* Bytes that the tasks ask for. */
+void batch_link_order(node_batch_t *b);
+/* After the passes: bytes that came. n_rows 0: waits for some. Gives the time that passes stood still. */
+uint64_t batch_link_came(node_batch_t *b, uint64_t took_us, bool had_rows);
 
 #endif

@@ -93,6 +93,8 @@ static vc_status_t forward(node_batch_t *b, member_t *const *members, uint32_t n
         n_logits += members[i]->n_logits;
     }
     vc_status_t st = need_logits(b, n_logits, err);
+    b->info.n_passes += n_rows > 0;
+    b->info.n_rows += n_rows;
     if (st == VC_OK && n_rows > 0)
         st = node_forward(b->opt.engine, b->rows, n_rows, b->logits, NULL, err);
     if (st != VC_OK) {
@@ -100,7 +102,6 @@ static vc_status_t forward(node_batch_t *b, member_t *const *members, uint32_t n
             cancel_plan(members[i]);
         return st;
     }
-    b->info.n_passes += n_rows > 0;
     const float *at = b->logits;
     for (uint32_t i = 0; i < n; i++) {
         member_t *m = members[i];
@@ -115,33 +116,45 @@ static vc_status_t forward(node_batch_t *b, member_t *const *members, uint32_t n
     return VC_OK;
 }
 
-/* Each in a pass of its own. A session that failed in the common pass says only that it did: `first` has its words. */
-static void one_by_one(node_batch_t *b, member_t *const *members, uint32_t n, const vc_err_t *first)
+static void flush(node_batch_t *b, member_t **members, uint32_t n);
+
+/* Ends those whose tier has failed, and passes the others again: together where the culprits are known, else each in a
+ * pass of its own. */
+static void again(node_batch_t *b, member_t **members, uint32_t n, const vc_err_t *first)
 {
+    uint32_t n_left = 0;
     for (uint32_t i = 0; i < n; i++) {
-        member_t *m = members[i];
-        vc_err_t err = {0};
-        vc_status_t st = plan(b, m, b->rows, b->max_rows, &err);
-        if (st == VC_OK)
-            st = forward(b, &m, 1, &err);
+        vc_err_t own = *first;
+        vc_status_t st = n == 1 ? first->status : node_slow_failed(node_verifier_kv(members[i]->v), &own);
         if (st != VC_OK)
-            fail(b, m, st == VC_ERR_STALE ? first->status : st, st == VC_ERR_STALE ? first : &err);
+            fail(b, members[i], st, &own);
+        else
+            members[n_left++] = members[i];
+    }
+    uint32_t step = n_left < n ? n_left : 1;
+    for (uint32_t i = 0; i < n_left; i += step) {
+        uint32_t n_rows = 0, n_good = 0;
+        for (uint32_t j = i; j < i + step; j++) {
+            vc_err_t own = {0};
+            vc_status_t st = plan(b, members[j], b->rows + n_rows, b->max_rows - n_rows, &own);
+            n_rows += members[j]->n_rows;
+            if (st == VC_OK)
+                members[i + n_good++] = members[j];
+            else
+                fail(b, members[j], st, &own);
+        }
+        flush(b, members + i, n_good);
     }
 }
 
 static void flush(node_batch_t *b, member_t **members, uint32_t n)
 {
     vc_err_t err = {0};
-    if (n == 0)
-        return;
-    vc_status_t st = forward(b, members, n, &err);
+    vc_status_t st = n ? forward(b, members, n, &err) : VC_OK;
     if (st == VC_OK)
         return;
     err.status = st;
-    if (n == 1)
-        fail(b, members[0], st, &err);
-    else
-        one_by_one(b, members, n, &err);
+    again(b, members, n, &err);
 }
 
 vc_status_t batch_run(node_batch_t *b, vc_err_t *err)

@@ -2,18 +2,60 @@
 #include "batch_int.h"
 #include "vc/mem.h"
 
+#define FIRST_ON_LINK 8u  /* drafts of a first round that waits for the link anyway */
+#define SEEN_ENOUGH 16.0  /* squared rows in the sums: the line knows such rows */
+#define CHANCE_WEIGHT 8.0 /* observations that the others' chance is worth to a new request */
+#define KEEP_CHANCE 0.995 /* of the history per draft */
+
+/* What steps cost beside the others now, as far as the line through iterations knows. */
+static void expect(node_batch_t *b, member_t *m)
+{
+    const node_share_t *s = &b->share;
+    node_length_costs_t costs;
+    if (s->a[NODE_SHARE_DRAFTS][NODE_SHARE_DRAFTS] < SEEN_ENOUGH ||
+        s->a[NODE_SHARE_VERIFY][NODE_SHARE_VERIFY] < SEEN_ENOUGH)
+        return;
+    node_share_load_t load = {.n = {1.0 / VC_MAX(b->info.n_running, 1u), 1}};
+    costs.draft_us = node_share_us(s, &load);
+    load.n[NODE_SHARE_DRAFTS] = 0;
+    load.n[NODE_SHARE_KILOTOKENS] = node_verifier_kv(m->v)->n_tokens / 1000.0;
+    for (uint32_t i = 0; i < NODE_LENGTH_COSTS; i++) {
+        load.n[NODE_SHARE_VERIFY] = 1u << i;
+        costs.verify_us[i] = node_share_us(s, &load);
+    }
+    if (costs.draft_us > 0 && costs.verify_us[0] > 0)
+        node_length_expect(&m->length, &costs);
+}
+
+static void learn_chance(node_batch_t *b, const node_verdict_t *v)
+{
+    for (uint32_t i = 0; i < v->n_drafts && i <= v->n_accepted; i++) {
+        b->chance_seen = b->chance_seen * KEEP_CHANCE + 1;
+        b->chance_hits = b->chance_hits * KEEP_CHANCE + (i < v->n_accepted);
+    }
+}
+
+void batch_round_first(const node_batch_t *b, member_t *m)
+{
+    if (b->chance_seen >= CHANCE_WEIGHT)
+        node_length_expect_chance(&m->length, b->chance_hits / b->chance_seen, CHANCE_WEIGHT);
+}
+
 /* Costs for the coming round. In memory the rule of speculate/length says whether to draft at all. */
 node_schedule_cost_t batch_round_cost(node_batch_t *b, member_t *m)
 {
     node_schedule_cost_t none = {.verify_us = 1}; /* a chance of 0: no drafts */
-    bool pays = m->d != NULL && node_length_begin(&m->length);
+    double link_us = batch_link_us(b, m);
+    if (m->d != NULL)
+        expect(b, m);
+    bool pays = m->d != NULL && (node_length_begin(&m->length) || link_us > 0);
     m->plain = m->d == NULL || (b->opt.draft_length == NODE_DRAFT_AUTO && !pays);
     if (b->opt.draft_length != NODE_DRAFT_AUTO)
         none.min_draft = m->d != NULL ? b->opt.draft_length : 0;
     if (m->plain || b->opt.draft_length != NODE_DRAFT_AUTO)
         return none;
-    node_schedule_cost_t cost = node_schedule_cost_of(&m->length, 0);
-    cost.min_draft = 1;
+    node_schedule_cost_t cost = node_schedule_cost_of(&m->length, link_us);
+    cost.min_draft = link_us > 0 && node_length_draft_us(&m->length) <= 0 ? FIRST_ON_LINK : 1;
     return cost;
 }
 
@@ -47,7 +89,8 @@ static void drafted(node_batch_t *b, member_t *m, double us)
     bool more = true;
     for (uint32_t i = 0; i < m->n_picks; i++)
         more = node_length_more(&m->length, m->picks[i].margin);
-    bool stops = b->opt.draft_length == NODE_DRAFT_AUTO && m->n_picks > 0 && !more;
+    bool rule = b->opt.draft_length == NODE_DRAFT_AUTO && batch_link_us(b, m) <= 0;
+    bool stops = rule && m->n_picks > 0 && !more;
     (void)node_schedule_drafted(b->schedule, m->schedule_id, m->n_picks, stops || m->enough);
 }
 
@@ -68,7 +111,9 @@ static vc_status_t verified(node_batch_t *b, member_t *m, double us, vc_err_t *e
                                                        .n_tokens = verdict->n_tokens,
                                                        .draft_us = m->round_us,
                                                        .verify_us = us});
+    learn_chance(b, verdict);
     m->round_us = 0;
+    m->link_had = 0;
     m->shared = false;
     vc_status_t st = VC_OK;
     if (m->d != NULL)
@@ -80,7 +125,16 @@ static vc_status_t verified(node_batch_t *b, member_t *m, double us, vc_err_t *e
     node_schedule_cost_t cost = {0};
     if (!ended)
         cost = batch_round_cost(b, m);
-    return node_schedule_verified(b->schedule, m->schedule_id, verdict->n_tokens, ended, ended ? NULL : &cost);
+    st = node_schedule_verified(b->schedule, m->schedule_id, verdict->n_tokens, ended, ended ? NULL : &cost);
+    node_schedule_request_t grown = {0};
+    batch_link_full(b, m, &grown);
+    if (st != VC_OK || ended || b->pool == NULL)
+        return st;
+    batch_link_budgets(b, &grown);
+    st = node_schedule_resize(b->schedule, m->schedule_id, grown.full_bytes);
+    return st == VC_OK ? st
+                       : vc_err_set(err, st, "full KV of %llu bytes cannot be verified any more",
+                                    (unsigned long long)grown.full_bytes);
 }
 
 static void prompted(node_batch_t *b, member_t *m)

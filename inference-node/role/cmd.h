@@ -19,6 +19,7 @@ typedef struct node_cmd {
 /* In the order of --help; ends with a NULL name. */
 extern const node_cmd_t node_cmds[];
 
+int node_cmd_batch(int argc, char **argv);
 int node_cmd_calibrate(int argc, char **argv);
 int node_cmd_compress(int argc, char **argv);
 int node_cmd_compressors(int argc, char **argv);

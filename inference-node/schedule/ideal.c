@@ -32,10 +32,10 @@ uint32_t node_schedule_ideal(const node_schedule_cost_t *c, uint32_t max_draft)
 
 node_schedule_cost_t node_schedule_cost_of(const node_length_t *length, double link_us)
 {
-    double one = node_length_verify_us(length, 1);
+    double one = node_length_verify_us(length, 1), draft = node_length_draft_us(length);
     /* The slope over the widths that drafting reaches; two points, since a plan needs a line. */
     double wide = node_length_verify_us(length, 17);
-    node_schedule_cost_t c = {.draft_us = length->draft_us > 0 ? length->draft_us : one,
+    node_schedule_cost_t c = {.draft_us = draft > 0 ? draft : one,
                               .verify_us = one,
                               .verify_row_us = wide > one ? (wide - one) / 16 : 0,
                               .link_us = link_us,

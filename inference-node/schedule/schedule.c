@@ -273,12 +273,12 @@ static void dues_lock_step(node_schedule_t *s, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         slot_t *slot = &s->slots[s->order[i]];
         uint64_t rest = slot->request.full_bytes - slot->arrived;
-        slot->due = slot->verifying ? rest : VC_MIN(rest, VC_MIN(link, hold));
+        slot->most = slot->verifying ? rest : VC_MIN(rest, hold);
+        slot->due = slot->verifying ? rest : VC_MIN(slot->most, link);
         if (!slot->verifying) {
             link -= slot->due;
-            hold -= slot->due;
+            hold -= slot->most;
         }
-        slot->most = slot->due;
     }
 }
 

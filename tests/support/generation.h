@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "compress/codec.h"
+#include "kv/slow.h"
 #include "role/local_body.h"
 #include "speculate/session.h"
 #include "support/tiny_model.h"
@@ -54,7 +55,7 @@ static void gen_model_close(gen_model_t *m)
         gguf_image_free(&m->image);
 }
 
-static node_engine_t *gen_engine(const gen_model_t *m, uint32_t threads, node_isa_t isa)
+__attribute__((unused)) static node_engine_t *gen_engine(const gen_model_t *m, uint32_t threads, node_isa_t isa)
 {
     node_engine_opts_t o;
     node_engine_t *e = NULL;
@@ -160,7 +161,10 @@ static void gen_collect(node_verifier_t *v, gen_result_t *out)
     out->finish = node_verifier_finish(v);
     node_verifier_digest(v, &out->logits);
     cr_assert_eq(node_verifier_kv(v)->n_tokens, n - 1, "KV holds all committed tokens but the last");
-    node_kv_digest(node_verifier_kv(v), n - 1, &out->kv);
+    node_kv_t view; /* a part may lie in the slow tier */
+    GEN_OK(node_slow_view(node_verifier_kv(v), &view, &gen_err));
+    node_kv_digest(&view, n - 1, &out->kv);
+    node_kv_fini(&view);
     node_verifier_stats(v, &out->stats);
 }
 

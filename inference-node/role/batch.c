@@ -1,0 +1,146 @@
+/* The batch subcommand: options, signals, exit code. The work is in batch_run.c. */
+#include "role/batch.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "role/cmd.h"
+#include "speculate/session.h"
+#include "vc/log.h"
+#include "vc/mem.h"
+
+typedef struct {
+    node_batch_cmd_t c;
+    const char *out, *draft_length;
+    int isa, schedule, log_level;
+    bool chat;
+} flags_t;
+
+#define N_OPTS 24
+static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
+{
+    node_batch_cmd_t *c = &f->c;
+    const vc_opt_t opts[] = {
+        {"model", VC_OPT_STRING, &c->model, NULL, 0, 0, NULL, "model file (GGUF)"},
+        {"requests", VC_OPT_STRING, &c->requests, "-", 0, 0, NULL,
+         "file of requests, a JSON object on each line; - is standard input"},
+        {"out", VC_OPT_STRING, &f->out, "-", 0, 0, NULL,
+         "file of results, a JSON object on each line in the order in which they end; - is standard output"},
+        {"max-running", VC_OPT_U64, &c->max_running, "4", 1, 64, NULL, "requests at once"},
+        {"max-tokens", VC_OPT_U64, &c->max_tokens, "256", 1, 1u << 24, NULL,
+         "tokens to generate at most, for requests without max_tokens"},
+        {"raw", VC_OPT_BOOL, &c->raw, "false", 0, 0, NULL, "no chat template, for requests without raw"},
+        {"draft-length", VC_OPT_STRING, &f->draft_length, "auto", 0, 0, NULL,
+         "tokens per draft: auto, or a number; 0 decodes without drafts"},
+        {"compressor", VC_OPT_STRING, &c->compressor, NODE_DEFAULT_COMPRESSOR, 0, 0, NULL, "what drafts are made from"},
+        {"calibration", VC_OPT_STRING, &c->calibration, NULL, 0, 0, NULL, NODE_CALIBRATION_HELP},
+        {"schedule", VC_OPT_ENUM, &f->schedule, "stagger", 0, 0, "stagger|lockstep",
+         "verify requests one after the other, or all of them in the same pass"},
+        {"prompt-rows", VC_OPT_U64, &c->prompt_rows, "32", 1, 4096, NULL,
+         "tokens of a new prompt that are computed in a pass while others run"},
+        {"kv-ram", VC_OPT_BYTES, &c->kv_ram, "0", 0, 0, NULL,
+         "full KV of all running requests in memory at most, the rest is streamed from files; 0: all of it in memory"},
+        {"kv-dir", VC_OPT_STRING, &c->kv_dir, NULL, 0, 0, NULL, "folder of those files; default $TMPDIR or /var/tmp"},
+        {"hold", VC_OPT_BYTES, &c->hold, "0", 0, 0, NULL,
+         "with --kv-ram: memory for full KV that is on its way to a verification; 0: enough for one request"},
+        {"context", VC_OPT_U64, &c->context, "0", 0, 4294967295.0, NULL, "context limit in tokens; 0: the model's"},
+        {"threads", VC_OPT_U64, &c->threads, "2", 1, 256, NULL, "threads of the engine"},
+        {"isa", VC_OPT_ENUM, &f->isa, "auto", 0, 0, "auto|scalar|avx2|avx512", "instruction set of the kernels"},
+        {"stats", VC_OPT_BOOL, &c->stats, "false", 0, 0, NULL, "print what the batch came to on stderr"},
+        {"log-level", VC_OPT_ENUM, &f->log_level, "warn", 0, 0, "error|warn|info|debug", "least important line to log"},
+    };
+    _Static_assert(VC_ARRAY_LEN(opts) < N_OPTS, "room for the end mark");
+    memset(table, 0, N_OPTS * sizeof *table);
+    memcpy(table, opts, sizeof opts);
+}
+
+static vc_status_t parse_draft_length(const char *text, uint32_t *x_p, vc_err_t *err)
+{
+    if (!strcmp(text, "auto")) {
+        *x_p = NODE_DRAFT_AUTO;
+        return VC_OK;
+    }
+    char *end;
+    errno = 0;
+    unsigned long v = strtoul(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end || errno || v > NODE_LENGTH_MAX)
+        return vc_err_set(err, VC_ERR_INVALID, "--draft-length: '%s' is neither auto nor a number up to %u", text,
+                          NODE_LENGTH_MAX);
+    *x_p = (uint32_t)v;
+    return VC_OK;
+}
+
+static vc_status_t finish_opts(flags_t *f, const vc_config_t *config, vc_err_t *err)
+{
+    if (vc_config_n_args(config) > 0)
+        return vc_err_set(err, VC_ERR_INVALID, "'%s' is no option; requests come from --requests",
+                          vc_config_arg(config, 0));
+    if (!f->c.model[0])
+        return vc_err_set(err, VC_ERR_INVALID, "no model: give its file with --model");
+    f->c.isa = (node_isa_t)f->isa; /* the choices stand in the order of node_isa_t */
+    f->c.lock_step = f->schedule == 1;
+    if (f->c.hold && !f->c.kv_ram)
+        return vc_err_set(err, VC_ERR_INVALID, "--hold is for full KV in files: give --kv-ram as well");
+    return parse_draft_length(f->draft_length, &f->c.draft_length, err);
+}
+
+static vc_status_t open_out(flags_t *f, vc_err_t *err)
+{
+    f->c.out = strcmp(f->out, "-") == 0 ? stdout : fopen(f->out, "w");
+    return f->c.out != NULL
+               ? VC_OK
+               : vc_err_set(err, vc_status_from_path_errno(errno), "cannot write %s: %s", f->out, strerror(errno));
+}
+
+static volatile sig_atomic_t stop_flag;
+
+static void on_signal(int sig)
+{
+    (void)sig;
+    stop_flag = 1;
+}
+
+/* The first signal asks for an end between two passes; a second one ends the process as usual. */
+static void catch_signals(void)
+{
+    struct sigaction sa = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
+    sigemptyset(&sa.sa_mask);
+    sigaction(SIGINT, &sa, NULL);
+    sigaction(SIGTERM, &sa, NULL);
+    signal(SIGXFSZ, SIG_IGN); /* a file size limit and a closed pipe are errors of the file, told as such */
+    signal(SIGPIPE, SIG_IGN);
+}
+
+int node_cmd_batch(int argc, char **argv)
+{
+    flags_t f = {0};
+    vc_opt_t table[N_OPTS];
+    vc_config_t *config = NULL;
+    vc_err_t err = {0};
+    uint64_t n_failed = 0;
+    int rc = 0;
+    make_table(&f, table);
+    if (!node_cmd_begin(table, "", false, argc, argv, &config, &rc))
+        return rc;
+    vc_status_t st = finish_opts(&f, config, &err);
+    if (st == VC_OK)
+        st = open_out(&f, &err);
+    if (st == VC_OK) {
+        vc_log_set_level((vc_log_level_t)f.log_level);
+        catch_signals();
+        st = node_batch_cmd_run(&f.c, &stop_flag, &n_failed, &err);
+    }
+    if (f.c.out != NULL && f.c.out != stdout && fclose(f.c.out) != 0 && st == VC_OK)
+        st = vc_err_set(&err, VC_ERR_IO, "cannot write %s", f.out);
+    vc_config_free(config);
+    if (st == VC_ERR_CANCELLED) {
+        fprintf(stderr, "vericache-node batch: interrupted\n");
+        return 130; /* as a shell reports SIGINT */
+    }
+    if (st != VC_OK)
+        return node_cmd_fail("batch", st, &err);
+    if (n_failed > 0)
+        fprintf(stderr, "vericache-node batch: %llu requests failed, see their lines\n", (unsigned long long)n_failed);
+    return n_failed > 0 ? vc_status_exit_code(VC_ERR_CORRUPT) : 0; /* 65: bad data */
+}
