@@ -4,44 +4,25 @@
  * KV rows exist for a leading part of these; the row of the newest pick is only computed when a further one is wanted.
  * A rollback is node_kv_truncate: it touches the tail's last page only. Owner thread: the request's.
  */
-#include "speculate/drafter.h"
+#include "speculate/drafter_int.h"
 
 #include <string.h>
 
 #include "kv/slow.h"
 #include "vc/mem.h"
 
-struct node_drafter {
-    node_engine_t *engine;
-    uint32_t n_vocab, context, max_draft;
-    node_sampler_t *sampler; /* holds committed and pending tokens */
-    node_kv_t kv;
-    uint32_t *tokens; /* [cap] */
-    uint32_t n_committed, n_pending, n_ready, cap;
-    uint32_t n_shared; /* blocks before this one are the verifier's, and final */
-    double *margins;   /* [max_draft] of the n_ready picks */
-    /* the planned step */
-    bool planned;
-    uint32_t kv_before, n_planned, n_logits;
-    /* for node_drafter_next */
-    node_row_t *rows;
-    uint32_t cap_rows;
-    float *logits;
-    size_t cap_logits;
-};
-
 void node_drafter_opts_default(node_drafter_opts_t *opts)
 {
-    *opts = (node_drafter_opts_t){.max_draft = 64};
+    *opts = (node_drafter_opts_t){.max_draft = 64, .clock = vc_clock_system()};
     node_sampling_default(&opts->sampling);
 }
 
-static vc_status_t kv_error(vc_status_t st, vc_err_t *err)
+vc_status_t node_drafter_kv_error(vc_status_t st, vc_err_t *err)
 {
     return st == VC_OK ? st : vc_err_set(err, st, "drafter: KV: %s", vc_status_name(st));
 }
 
-static bool grow_tokens(node_drafter_t *d, uint32_t need)
+bool node_drafter_grow_tokens(node_drafter_t *d, uint32_t need)
 {
     if (need <= d->cap)
         return true;
@@ -77,17 +58,24 @@ vc_status_t node_drafter_create(const node_drafter_opts_t *o, const uint32_t *to
     d->n_vocab = info->n_vocab;
     d->context = o->context && o->context < info->context ? o->context : info->context;
     d->max_draft = o->max_draft;
+    d->source = o->source;
+    d->clock = o->clock;
+    d->d_model = info->d_model;
+    node_cascade_init(&d->cascade, o->clock != NULL);
+    if (d->source)
+        node_source_truncate(d->source, 0); /* it may have served another drafter */
     node_kv_dims_t dims;
     node_engine_kv_dims(o->engine, &dims);
     d->margins = vc_calloc(VC_MAX(d->max_draft, 1u), sizeof *d->margins);
-    vc_status_t st =
-        d->margins && grow_tokens(d, n_tokens) ? VC_OK : vc_err_set(err, VC_ERR_NOMEM, "drafter: out of memory");
+    vc_status_t st = d->margins && node_drafter_grow_tokens(d, n_tokens)
+                         ? VC_OK
+                         : vc_err_set(err, VC_ERR_NOMEM, "drafter: out of memory");
     if (st == VC_OK)
         st = check_tokens(d, tokens, n_tokens, err);
     if (st == VC_OK)
         st = node_sampler_create(&o->sampling, d->n_vocab, &d->sampler, err);
     if (st == VC_OK)
-        st = kv_error(node_kv_init(&d->kv, &dims, o->body), err);
+        st = node_drafter_kv_error(node_kv_init(&d->kv, &dims, o->body), err);
     if (st != VC_OK) {
         node_drafter_destroy(d);
         return st;
@@ -110,6 +98,7 @@ void node_drafter_destroy(node_drafter_t *d)
     vc_free(d->margins);
     vc_free(d->rows);
     vc_free(d->logits);
+    vc_free(d->seen_rows);
     vc_free(d);
 }
 
@@ -123,17 +112,17 @@ vc_status_t node_drafter_load_page(node_drafter_t *d, node_page_t *page, vc_err_
     vc_status_t st = node_kv_append_page(&d->kv, page);
     if (st != VC_OK)
         node_page_put(page);
-    return kv_error(st, err);
+    return node_drafter_kv_error(st, err);
 }
 
-static vc_status_t check_unplanned(const node_drafter_t *d, vc_err_t *err)
+vc_status_t node_drafter_check_unplanned(const node_drafter_t *d, vc_err_t *err)
 {
     return d->planned ? vc_err_set(err, VC_ERR_INVALID, "drafter: a step is planned already") : VC_OK;
 }
 
 vc_status_t node_drafter_prefill(node_drafter_t *d, uint32_t max_rows, bool *done_p, vc_err_t *err)
 {
-    vc_status_t st = check_unplanned(d, err);
+    vc_status_t st = node_drafter_check_unplanned(d, err);
     uint32_t n = d->kv.n_tokens;
     if (st == VC_OK && n + 1 < d->n_committed) {
         uint32_t left = d->n_committed - 1 - n;
@@ -145,170 +134,24 @@ vc_status_t node_drafter_prefill(node_drafter_t *d, uint32_t max_rows, bool *don
     return st;
 }
 
-/* Pending and ready tokens from the i-th on are forgotten, with their rows. */
-static vc_status_t drop_from(node_drafter_t *d, uint32_t i, vc_err_t *err)
+vc_status_t node_drafter_drop_from(node_drafter_t *d, uint32_t i, vc_err_t *err)
 {
     uint32_t keep = d->n_committed + i, known = d->n_pending + d->n_ready;
     for (uint32_t j = i; j < known; j++)
         node_sampler_pop(d->sampler, d->tokens[d->n_committed + j]);
     d->n_pending = VC_MIN(d->n_pending, i);
     d->n_ready = i - d->n_pending;
+    if (d->source)
+        node_source_truncate(d->source, keep);
     if (d->kv.n_tokens <= keep)
         return VC_OK;
-    return kv_error(node_kv_truncate(&d->kv, keep), err);
+    return node_drafter_kv_error(node_kv_truncate(&d->kv, keep), err);
 }
 
 vc_status_t node_drafter_drop(node_drafter_t *d, vc_err_t *err)
 {
-    vc_status_t st = check_unplanned(d, err);
-    return st == VC_OK ? drop_from(d, 0, err) : st;
-}
-
-/* ---- a draft step ---- */
-
-static vc_status_t check_room(const node_drafter_t *d, vc_err_t *err)
-{
-    if (d->n_pending < d->max_draft && d->n_committed + d->n_pending < d->context)
-        return VC_OK;
-    return vc_err_set(err, VC_ERR_RANGE, "no room for a further draft token after %u", d->n_pending);
-}
-
-vc_status_t node_drafter_plan(node_drafter_t *d, node_row_t *rows, uint32_t cap, uint32_t *n_rows_p,
-                              uint32_t *n_logits_p, vc_err_t *err)
-{
-    uint32_t n = d->n_committed + d->n_pending;
-    vc_status_t st = check_unplanned(d, err);
-    if (st == VC_OK)
-        st = check_room(d, err);
-    if (st == VC_OK && !cap)
-        st = vc_err_set(err, VC_ERR_INVALID, "drafter: a pass of 0 rows");
-    if (st == VC_OK && !d->n_ready &&
-        d->kv.n_tokens >= n) /* a block was loaded whole: the last row's logits are not there */
-        st = kv_error(node_kv_truncate(&d->kv, n - 1), err);
-    if (st != VC_OK)
-        return st;
-    uint32_t first = d->kv.n_tokens, n_rows = d->n_ready ? 0 : VC_MIN(cap, n - first);
-    for (uint32_t i = 0; i < n_rows; i++)
-        rows[i] = (node_row_t){&d->kv, d->tokens[first + i], first + i + 1 == n};
-    d->planned = true;
-    d->kv_before = first;
-    d->n_planned = n_rows;
-    d->n_logits = n_rows && first + n_rows == n;
-    *n_rows_p = n_rows;
-    *n_logits_p = d->n_logits;
-    return VC_OK;
-}
-
-vc_status_t node_drafter_cancel(node_drafter_t *d, vc_err_t *err)
-{
-    if (!d->planned)
-        return VC_OK;
-    d->planned = false;
-    return kv_error(node_kv_truncate(&d->kv, d->kv_before), err);
-}
-
-/* One pick behind all that is known becomes ready. */
-static vc_status_t pick_next(node_drafter_t *d, const float *logits, vc_err_t *err)
-{
-    uint32_t n = d->n_committed + d->n_pending + d->n_ready;
-    node_pick_t pick;
-    if (!grow_tokens(d, n + 1))
-        return vc_err_set(err, VC_ERR_NOMEM, "drafter: out of memory");
-    vc_status_t st = node_sampler_pick(d->sampler, logits, n, &pick, err);
-    if (st != VC_OK)
-        return st;
-    node_sampler_push(d->sampler, pick.token);
-    d->tokens[n] = pick.token;
-    d->margins[d->n_ready++] = pick.margin;
-    return VC_OK;
-}
-
-vc_status_t node_drafter_take(node_drafter_t *d, const float *logits, node_pick_t *picks, uint32_t cap,
-                              uint32_t *n_picks_p, vc_err_t *err)
-{
-    if (!d->planned || d->kv.n_tokens != d->kv_before + d->n_planned)
-        return vc_err_set(err, VC_ERR_INVALID, "drafter: picks without the planned pass");
-    d->planned = false;
-    *n_picks_p = 0;
-    vc_status_t st = d->n_logits ? pick_next(d, logits, err) : VC_OK;
-    if (st != VC_OK)
-        return st;
-    uint32_t n = VC_MIN(cap, d->n_ready);
-    for (uint32_t i = 0; i < n; i++)
-        picks[i] = (node_pick_t){d->tokens[d->n_committed + d->n_pending + i], d->margins[i]};
-    d->n_pending += n;
-    d->n_ready -= n;
-    memmove(d->margins, d->margins + n, d->n_ready * sizeof *d->margins);
-    *n_picks_p = n;
-    return VC_OK;
-}
-
-static vc_status_t need_rows(node_drafter_t *d, uint32_t n, vc_err_t *err)
-{
-    if (n <= d->cap_rows)
-        return VC_OK;
-    node_row_t *rows = vc_realloc(d->rows, n, sizeof *rows);
-    if (!rows)
-        return vc_err_set(err, VC_ERR_NOMEM, "drafter: no memory for %u rows", n);
-    d->rows = rows;
-    d->cap_rows = n;
-    return VC_OK;
-}
-
-static vc_status_t need_logits(node_drafter_t *d, uint32_t n_rows, vc_err_t *err)
-{
-    size_t need = (size_t)n_rows * d->n_vocab;
-    if (need <= d->cap_logits)
-        return VC_OK;
-    vc_free(d->logits);
-    d->cap_logits = 0;
-    d->logits = vc_alloc_aligned(64, vc_align_up(need * sizeof *d->logits, 64));
-    if (!d->logits)
-        return vc_err_set(err, VC_ERR_NOMEM, "drafter: no memory for %u rows of logits", n_rows);
-    d->cap_logits = need;
-    return VC_OK;
-}
-
-vc_status_t node_drafter_next(node_drafter_t *d, node_pick_t *pick_p, vc_err_t *err)
-{
-    uint32_t cap = node_engine_max_rows(d->engine), n_rows, n_logits, n_picks = 0;
-    while (!n_picks) {
-        uint32_t n = d->n_committed + d->n_pending; /* rows that are there may have to be computed again: one at most */
-        uint32_t most = VC_MIN(cap, n - VC_MIN(d->kv.n_tokens, n - 1));
-        vc_status_t st = need_rows(d, most, err);
-        if (st == VC_OK)
-            st = node_drafter_plan(d, d->rows, most, &n_rows, &n_logits, err);
-        if (st != VC_OK)
-            return st;
-        st = need_logits(d, n_logits, err);
-        if (st == VC_OK)
-            st = node_forward(d->engine, d->rows, n_rows, d->logits, NULL, err);
-        if (st == VC_OK)
-            st = node_drafter_take(d, d->logits, pick_p, 1, &n_picks, err);
-        else
-            node_drafter_cancel(d, NULL);
-        if (st != VC_OK)
-            return st;
-    }
-    return VC_OK;
-}
-
-vc_status_t node_drafter_draft(node_drafter_t *d, uint32_t x, uint32_t *tokens, double *margins, uint32_t *n_p,
-                               vc_err_t *err)
-{
-    uint32_t room = VC_MIN(d->max_draft - d->n_pending, d->context - VC_MIN(d->context, d->n_committed + d->n_pending));
-    *n_p = 0;
-    for (uint32_t i = 0; i < VC_MIN(x, room); i++) {
-        node_pick_t pick;
-        vc_status_t st = node_drafter_next(d, &pick, err);
-        if (st != VC_OK)
-            return st;
-        tokens[i] = pick.token;
-        if (margins)
-            margins[i] = pick.margin;
-        *n_p = i + 1;
-    }
-    return VC_OK;
+    vc_status_t st = node_drafter_check_unplanned(d, err);
+    return st == VC_OK ? node_drafter_drop_from(d, 0, err) : st;
 }
 
 /* The first n of pending and ready tokens are final: tokens, rows and the sampler have them already. */
@@ -323,7 +166,7 @@ static void commit_known(node_drafter_t *d, uint32_t n)
 
 vc_status_t node_drafter_commit(node_drafter_t *d, const uint32_t *tokens, uint32_t n, bool *kept_p, vc_err_t *err)
 {
-    vc_status_t st = check_unplanned(d, err);
+    vc_status_t st = node_drafter_check_unplanned(d, err);
     if (st == VC_OK)
         st = check_tokens(d, tokens, n, err);
     if (st != VC_OK)
@@ -332,10 +175,10 @@ vc_status_t node_drafter_commit(node_drafter_t *d, const uint32_t *tokens, uint3
     while (same < n && same < known && d->tokens[d->n_committed + same] == tokens[same])
         same++;
     bool kept = same == n || same >= d->n_pending;
-    if (same < n && same < known && (st = drop_from(d, same, err)) != VC_OK)
+    if (same < n && same < known && (st = node_drafter_drop_from(d, same, err)) != VC_OK)
         return st;
     commit_known(d, same);
-    if (!grow_tokens(d, d->n_committed + n - same + d->n_pending + d->n_ready))
+    if (!node_drafter_grow_tokens(d, d->n_committed + n - same + d->n_pending + d->n_ready))
         return vc_err_set(err, VC_ERR_NOMEM, "drafter: out of memory");
     for (uint32_t i = same; i < n; i++) { /* here nothing is pending or ready */
         d->tokens[d->n_committed++] = tokens[i];
@@ -349,7 +192,7 @@ vc_status_t node_drafter_commit(node_drafter_t *d, const uint32_t *tokens, uint3
 vc_status_t node_drafter_put_rows(node_drafter_t *d, uint32_t first, uint32_t n, const uint16_t *rows, vc_err_t *err)
 {
     uint32_t body = d->kv.first_block * NODE_TILE;
-    vc_status_t st = check_unplanned(d, err);
+    vc_status_t st = node_drafter_check_unplanned(d, err);
     if (st != VC_OK)
         return st;
     if (first < body || first > d->kv.n_tokens || n > d->n_committed || first > d->n_committed - n)
@@ -357,7 +200,7 @@ vc_status_t node_drafter_put_rows(node_drafter_t *d, uint32_t first, uint32_t n,
                           n, d->kv.n_tokens, d->n_committed);
     uint32_t end = first + n, had = d->kv.n_tokens;
     if (end > had)
-        st = kv_error(node_kv_reserve(&d->kv, end - had), err);
+        st = node_drafter_kv_error(node_kv_reserve(&d->kv, end - had), err);
     size_t row_len = (size_t)d->kv.dims.n_layer * 2 * d->kv.dims.n_kv_head * d->kv.dims.head_dim;
     for (uint32_t pos = first; st == VC_OK && pos < end; pos++) {
         uint32_t i = pos / NODE_TILE - d->kv.first_block;
@@ -407,14 +250,14 @@ vc_status_t node_drafter_share(node_drafter_t *d, const node_kv_t *full, vc_err_
     while (st == VC_OK && block < full->n_tokens / NODE_TILE && is_shared(d, full, block))
         block++;
     if (st == VC_OK && d->kv.n_tokens > block * NODE_TILE)
-        st = kv_error(node_kv_truncate(&d->kv, block * NODE_TILE), err);
+        st = node_drafter_kv_error(node_kv_truncate(&d->kv, block * NODE_TILE), err);
     for (; st == VC_OK && block * NODE_TILE < full->n_tokens; block++) {
         uint32_t rows = VC_MIN(full->n_tokens - block * NODE_TILE, NODE_TILE);
         node_page_t *page;
         st = page_to_keep(full, block, rows, &page, err);
         if (st != VC_OK)
             return st;
-        st = kv_error(node_kv_append_page(&d->kv, page), err);
+        st = node_drafter_kv_error(node_kv_append_page(&d->kv, page), err);
         if (st == VC_OK)
             d->kv.n_tokens -= NODE_TILE - rows; /* a page is appended as if it were full */
         else
@@ -425,6 +268,7 @@ vc_status_t node_drafter_share(node_drafter_t *d, const node_kv_t *full, vc_err_
 }
 
 uint32_t node_drafter_n_ready(const node_drafter_t *d) { return d->n_ready; }
+void node_drafter_stats(const node_drafter_t *d, node_drafter_stats_t *stats_p) { *stats_p = d->stats; }
 uint32_t node_drafter_n_pending(const node_drafter_t *d) { return d->n_pending; }
 const uint32_t *node_drafter_pending(const node_drafter_t *d) { return d->tokens + d->n_committed; }
 uint32_t node_drafter_n_committed(const node_drafter_t *d) { return d->n_committed; }

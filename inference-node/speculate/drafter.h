@@ -5,6 +5,11 @@
  *   KV          compressed body     tail pages                 draft rows, private pages
  *
  * The tail's full pages may be shared with a verifier in the same process; drafts are written to private copies only.
+ * Under it there may be a draft source (speculate/source.h). Its proposals are rows of the same pass: those that equal
+ * the drafter's own picks save a pass each, the others leave no trace. Picks, margins and KV are the same bit for bit
+ * with any source and without one, as long as no rows or tokens come from outside between a pass and the taking of its
+ * picks.
+ *
  * Nothing here decides what is final: whatever the drafter's KV holds, the verifier's output is the same.
  * One thread at a time.
  */
@@ -13,6 +18,8 @@
 
 #include "model/engine.h"
 #include "speculate/sample.h"
+#include "speculate/source.h"
+#include "vc/clock.h"
 
 typedef struct node_drafter node_drafter_t;
 
@@ -20,8 +27,10 @@ typedef struct node_drafter_opts {
     node_engine_t *engine; /* outlives the drafter */
     node_body_t *body;     /* takes a reference of its own; may be NULL */
     node_sampling_t sampling;
-    uint32_t context;   /* as the verifier's; 0: the model's */
-    uint32_t max_draft; /* pending drafts at most; default 64 */
+    uint32_t context;        /* as the verifier's; 0: the model's */
+    uint32_t max_draft;      /* pending drafts at most; default 64 */
+    node_source_t *source;   /* may be NULL; outlives the drafter, which is its only user meanwhile */
+    const vc_clock_t *clock; /* for the cost of wider passes; NULL: they are not measured. Default: the system's */
 } node_drafter_opts_t;
 void node_drafter_opts_default(node_drafter_opts_t *opts);
 
@@ -58,6 +67,9 @@ vc_status_t node_drafter_take(node_drafter_t *d, const float *logits, node_pick_
 vc_status_t node_drafter_cancel(node_drafter_t *d, vc_err_t *err);
 /* Picks that the next take gives without a pass. */
 uint32_t node_drafter_n_ready(const node_drafter_t *d);
+/* For sources that want rows (node_source_wants_rows), before take: what NODE_CAP_NORMED showed for the planned rows
+ * with logits, [n_logits][d_model], the caller's until take. Where it is not called the source does without. */
+void node_drafter_give_rows(node_drafter_t *d, const float *rows);
 
 /* Plan, pass, take for one request and one token behind the committed and pending ones. RANGE as with plan. */
 vc_status_t node_drafter_next(node_drafter_t *d, node_pick_t *pick_p, vc_err_t *err);
@@ -77,6 +89,17 @@ vc_status_t node_drafter_put_rows(node_drafter_t *d, uint32_t first, uint32_t n,
 /* ... or in the same process: full pages shared, the last one copied. Drops pending drafts. full_kv: all committed
  * tokens but the last. */
 vc_status_t node_drafter_share(node_drafter_t *d, const node_kv_t *full_kv, vc_err_t *err);
+
+/* What the source proposes behind all that is committed, pending and ready: for whoever verifies without drafting.
+ * 0 without a source. */
+uint32_t node_drafter_propose(node_drafter_t *d, uint32_t k, node_proposal_t *out);
+
+typedef struct node_drafter_stats {
+    uint64_t n_passes; /* steps that ran a pass and gave a pick */
+    uint64_t n_wide;   /* of these, with proposals */
+    uint64_t n_proposed, n_accepted;
+} node_drafter_stats_t;
+void node_drafter_stats(const node_drafter_t *d, node_drafter_stats_t *stats_p);
 
 uint32_t node_drafter_n_pending(const node_drafter_t *d);
 const uint32_t *node_drafter_pending(const node_drafter_t *d);
