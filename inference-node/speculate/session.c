@@ -1,6 +1,7 @@
 /* Draft, verify, commit in one process. Timing decides how many tokens are drafted and never what is committed. */
 #include "speculate/session.h"
 
+#include "speculate/cascade.h"
 #include "vc/mem.h"
 
 struct node_session {
@@ -8,6 +9,8 @@ struct node_session {
     node_verifier_t *v; /* the caller's */
     node_drafter_t *d;
     node_length_t length;
+    node_cascade_t direct;        /* proposals of the source for the verifier alone */
+    bool is_direct;               /* the drafts of this round are such */
     node_body_t *body;            /* one reference; NULL: no compressed body */
     uint32_t *drafts;             /* [max_draft] */
     uint32_t max_draft, n_tokens; /* tokens: when a round was last begun */
@@ -26,8 +29,7 @@ vc_status_t node_session_create(const node_session_opts_t *opts, const node_draf
     if (!s)
         return vc_err_set(err, VC_ERR_NOMEM, "session: out of memory");
     s->opt = *opts;
-    if (!drafter_opts->body && opts->draft_length == NODE_DRAFT_AUTO)
-        s->opt.draft_length = 0; /* a draft step on the full KV costs what decoding does */
+    node_cascade_init(&s->direct, true);
     s->v = v;
     s->max_draft = drafter_opts->max_draft;
     node_length_init(&s->length, s->max_draft);
@@ -72,14 +74,32 @@ static bool begin(node_session_t *s)
     return node_length_begin(&s->length);
 }
 
+/* What the source proposes, as far as it pays in a verify pass. */
+static vc_status_t propose(node_session_t *s, uint32_t useful, uint32_t *n_p, vc_err_t *err)
+{
+    node_proposal_t proposals[NODE_SOURCE_MAX];
+    vc_status_t st = node_drafter_drop(s->d, err); /* the source goes on behind what is committed */
+    if (st != VC_OK)
+        return st;
+    uint32_t n = node_drafter_propose(s->d, VC_MIN(useful, NODE_SOURCE_MAX), proposals);
+    *n_p = node_cascade_choose(&s->direct, proposals, n);
+    for (uint32_t i = 0; i < *n_p; i++)
+        s->drafts[i] = proposals[i].token;
+    s->is_direct = *n_p > 0;
+    return VC_OK;
+}
+
 /* Drafts into s->drafts: a fixed number, or as many as pay. */
 static vc_status_t draft(node_session_t *s, uint32_t *n_p, vc_err_t *err)
 {
     uint32_t useful = VC_MIN(node_verifier_max_useful(s->v), s->max_draft);
     bool adaptive = s->opt.draft_length == NODE_DRAFT_AUTO;
     *n_p = 0;
-    if (!useful || (adaptive ? !begin(s) : !s->opt.draft_length))
+    s->is_direct = false;
+    if (!useful || !s->opt.draft_length)
         return VC_OK;
+    if (adaptive && (!s->body || !begin(s)))
+        return propose(s, useful, n_p, err);
     vc_status_t st = node_drafter_share(s->d, node_verifier_kv(s->v), err);
     if (st != VC_OK)
         return st;
@@ -92,6 +112,15 @@ static vc_status_t draft(node_session_t *s, uint32_t *n_p, vc_err_t *err)
         s->drafts[(*n_p)++] = pick.token;
     } while (node_length_more(&s->length, pick.margin) && *n_p < useful);
     return VC_OK;
+}
+
+/* A round without the drafter tells what rows of the verify pass cost and bring. */
+static void end_direct(node_session_t *s, const node_verdict_t *v, double verify_us)
+{
+    node_cascade_end(&s->direct, v->n_drafts + 1, v->n_drafts, v->n_tokens, verify_us);
+    s->stats.n_source_rounds += s->is_direct;
+    s->stats.source_proposed += v->n_drafts;
+    s->stats.source_accepted += v->n_accepted;
 }
 
 vc_status_t node_session_round(node_session_t *s, node_verdict_t *verdict_p, vc_err_t *err)
@@ -110,12 +139,21 @@ vc_status_t node_session_round(node_session_t *s, node_verdict_t *verdict_p, vc_
     s->stats.draft_us += t1 - t0;
     s->stats.verify_us += t2 - t1;
     s->stats.n_plain_rounds += !n;
+    if (!n || s->is_direct)
+        end_direct(s, verdict_p, (double)(t2 - t1));
     node_length_end(&s->length, &(node_length_round_t){.n_drafts = verdict_p->n_drafts,
                                                        .n_accepted = verdict_p->n_accepted,
                                                        .n_tokens = verdict_p->n_tokens,
-                                                       .draft_us = (double)(t1 - t0),
+                                                       .draft_us = s->is_direct ? 0 : (double)(t1 - t0),
                                                        .verify_us = (double)(t2 - t1)});
     return VC_OK;
 }
 
-void node_session_stats(const node_session_t *s, node_session_stats_t *stats_p) { *stats_p = s->stats; }
+void node_session_stats(const node_session_t *s, node_session_stats_t *stats_p)
+{
+    node_drafter_stats_t d;
+    node_drafter_stats(s->d, &d);
+    *stats_p = s->stats;
+    stats_p->source_proposed += d.n_proposed;
+    stats_p->source_accepted += d.n_accepted;
+}

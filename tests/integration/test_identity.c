@@ -2,8 +2,8 @@
  * Identity: what is committed is the same bit for bit however it was made. Tokens, a digest of all committed logit rows
  * and a digest of the full KV are compared over
  *   draft length x compressor x threads x prefill cut x prefix hit (KV reloaded from full records) x ISA x
- * greedy/sampled on a small random model: every value of each axis against the base, and a set of runs in which every
- * pair of values of two axes occurs. Methods that need a replay or a calibration are in test_methods.
+ *   draft source x greedy/sampled on a small random model: every value of each axis against the base, and a set of runs
+ * in which every pair of values of two axes occurs. Methods that need a replay or a calibration are in test_methods.
  * VC_IDENTITY_LONG=1 runs the full product. Then the cases that broke other systems, and a diagonal on the real model
  * where VERICACHE_MODEL names it.
  */
@@ -12,8 +12,8 @@
 
 #include "support/generation.h"
 
-enum { N_PROMPT = 276, N_NEW = 40, N_AXES = 7, MAX_VALUES = 11 };
-typedef enum { AX_X, AX_SPEC, AX_THREADS, AX_CUT, AX_HIT, AX_ISA, AX_SAMPLED } axis_t;
+enum { N_PROMPT = 276, N_NEW = 40, N_AXES = 8, MAX_VALUES = 11 };
+typedef enum { AX_X, AX_SPEC, AX_THREADS, AX_CUT, AX_HIT, AX_ISA, AX_SOURCE, AX_SAMPLED } axis_t;
 
 static const uint32_t lengths[] = {0, 1, 2, 3, 4, 5, 7, 8, 16, 30, 64};
 static const char *const specs[] = {"none",
@@ -38,7 +38,7 @@ typedef struct {
     uint32_t n_blocks;
     gen_result_t base[2]; /* greedy, sampled */
     /* what the runs showed */
-    uint64_t n_runs, none_proposed, none_accepted, noise_proposed, noise_accepted;
+    uint64_t n_runs, none_proposed, none_accepted, noise_proposed, noise_accepted, source_proposed, source_accepted;
 } fx_t;
 
 static node_sampling_t sampling_of(bool sampled)
@@ -68,8 +68,12 @@ static void run_case(fx_t *f, const uint32_t *v, gen_result_t *out)
                        .spec = specs[v[AX_SPEC]],
                        .cut = cuts[v[AX_CUT]],
                        .pages = f->pages,
-                       .n_pages = hits[v[AX_HIT]]};
+                       .n_pages = hits[v[AX_HIT]],
+                       .source = v[AX_SOURCE] ? gen_suffix() : NULL};
     gen_run(&r, out);
+    f->source_proposed += out->session.source_proposed;
+    f->source_accepted += out->session.source_accepted;
+    node_source_destroy(r.source);
     f->n_runs++;
     if (v[AX_SPEC] == 0) {
         f->none_proposed += out->stats.n_proposed;
@@ -84,9 +88,9 @@ static void check_case(fx_t *f, const uint32_t *v)
 {
     gen_result_t got;
     run_case(f, v, &got);
-    GEN_EQUAL(&f->base[v[AX_SAMPLED]], &got, "x %u, %s, %u threads, cut %u, hit %u, %s, %s", lengths[v[AX_X]],
+    GEN_EQUAL(&f->base[v[AX_SAMPLED]], &got, "x %u, %s, %u threads, cut %u, hit %u, %s, %s, %s", lengths[v[AX_X]],
               specs[v[AX_SPEC]], v[AX_THREADS] + 1, cuts[v[AX_CUT]], v[AX_HIT], node_isa_name(f->isas[v[AX_ISA]]),
-              v[AX_SAMPLED] ? "sampled" : "greedy");
+              v[AX_SOURCE] ? "suffix source" : "no source", v[AX_SAMPLED] ? "sampled" : "greedy");
 }
 
 static void setup(fx_t *f)
@@ -108,7 +112,7 @@ static void setup(fx_t *f)
     }
     f->n_values[AX_X] = VC_ARRAY_LEN(lengths);
     f->n_values[AX_SPEC] = VC_ARRAY_LEN(specs);
-    f->n_values[AX_THREADS] = f->n_values[AX_SAMPLED] = 2;
+    f->n_values[AX_THREADS] = f->n_values[AX_SOURCE] = f->n_values[AX_SAMPLED] = 2;
     f->n_values[AX_CUT] = VC_ARRAY_LEN(cuts);
     f->n_values[AX_HIT] = N_HITS;
     gen_prompt(1, f->prompt, N_PROMPT);
@@ -137,9 +141,10 @@ static void teardown(fx_t *f)
 
 static void check_acceptance(const fx_t *f)
 {
-    printf("%llu runs; none accepted %llu of %llu drafts, noise %llu of %llu\n", (unsigned long long)f->n_runs,
-           (unsigned long long)f->none_accepted, (unsigned long long)f->none_proposed,
-           (unsigned long long)f->noise_accepted, (unsigned long long)f->noise_proposed);
+    printf("%llu runs; none accepted %llu of %llu drafts, noise %llu of %llu; of the source %llu of %llu\n",
+           (unsigned long long)f->n_runs, (unsigned long long)f->none_accepted, (unsigned long long)f->none_proposed,
+           (unsigned long long)f->noise_accepted, (unsigned long long)f->noise_proposed,
+           (unsigned long long)f->source_accepted, (unsigned long long)f->source_proposed);
     cr_assert_gt(f->none_proposed, 0);
     cr_assert_eq(f->none_accepted, f->none_proposed);
     cr_assert_gt(f->noise_proposed, f->noise_accepted);

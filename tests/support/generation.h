@@ -13,6 +13,7 @@
 #include "kv/slow.h"
 #include "role/local_body.h"
 #include "speculate/session.h"
+#include "speculate/suffix.h"
 #include "support/tiny_model.h"
 #include "support/vc_test.h"
 #include "vc/mem.h"
@@ -85,6 +86,7 @@ typedef struct gen_request {
     uint32_t n_pages;
     const uint32_t *resume; /* tokens that were committed before */
     uint32_t n_resume;
+    node_source_t *source; /* under the drafter; the caller's */
 } gen_request_t;
 
 typedef struct gen_result {
@@ -92,6 +94,7 @@ typedef struct gen_result {
     node_finish_t finish;
     vc_digest_t logits, kv;
     node_verifier_stats_t stats;
+    node_session_stats_t session;
     uint32_t last_drafts; /* drafts of the last round */
 } gen_result_t;
 
@@ -135,6 +138,15 @@ static node_body_t *gen_body(const gen_request_t *r, node_verifier_t *v)
     return body;
 }
 
+__attribute__((unused)) static node_source_t *gen_suffix(void)
+{
+    node_suffix_opts_t o;
+    node_source_t *s = NULL;
+    node_suffix_opts_default(&o);
+    GEN_OK(node_suffix_create(&o, &s, &gen_err));
+    return s;
+}
+
 static node_session_t *gen_session(const gen_request_t *r, node_verifier_t *v, node_body_t *body)
 {
     node_session_opts_t so;
@@ -147,6 +159,7 @@ static node_session_t *gen_session(const gen_request_t *r, node_verifier_t *v, n
     d.body = body;
     d.sampling = gen_sampling(r);
     d.context = r->context;
+    d.source = r->source;
     GEN_OK(node_session_create(&so, &d, v, &s, &gen_err));
     return s;
 }
@@ -184,6 +197,8 @@ __attribute__((unused)) static void gen_run(const gen_request_t *r, gen_result_t
         out->last_drafts = verdict.n_drafts;
     }
     gen_collect(v, out);
+    if (s)
+        node_session_stats(s, &out->session);
     node_session_destroy(s);
     node_body_put(body);
     node_verifier_destroy(v);
