@@ -337,18 +337,17 @@ INLINE void attend_coded_block(const node_attn_t *a, uint32_t q0, const node_cod
     const uint16_t *mins = (const uint16_t *)(const void *)(tile + f->v_min);
     float factor[3];
     weights_t w[3];
-    /* A head's tiles mostly follow each other, and memory is slower than the sums: ask for the next one. */
-    for (uint32_t at = 0; at < f->bytes && q0 == 0; at += 64)
-        __builtin_prefetch((const void *)((uintptr_t)tile + f->bytes + at), 0, 2);
+    /* the whole next tile at once: a coded one is a few kilobytes */
+    for (uint32_t at = 0; at < f->bytes && q0 == 0 && a->next_codes != NULL; at += 64)
+        ask(a->next_codes + at, a->once);
     if (f->key_tokens != 0 && bits != 3)
         channel_scores(a, q0, f, tile, nq, bits);
     else
         coded_scores(a, q0, f, q + q0, tile, nq, bits);
-    for (int n = 0; n < nq; n++) {
-        factor[n] = softmax_tile(a, q0 + (uint32_t)n);
+    softmax_block(a, q0, factor, nq);
+    for (int n = 0; n < nq; n++)
         if (a->n_valid[q0 + (uint32_t)n] == 0) /* the softmax has left its scores in place */
             memset(a->p + ((size_t)q0 + (uint32_t)n) * NODE_ATTN_TILE, 0, NODE_ATTN_TILE * sizeof *a->p);
-    }
     for (uint32_t g = 0; g < f->dim / f->group; g++) {
         for (int n = 0; n < nq; n++)
             code_weights(a->p + ((size_t)q0 + (uint32_t)n) * NODE_ATTN_TILE, scales + (size_t)g * NODE_ATTN_TILE,

@@ -21,8 +21,12 @@ void *node_alloc_huge(size_t bytes)
 {
     if (bytes < HUGE_PAGE)
         return vc_alloc_aligned(LINE, bytes);
+    /* the last page is filled where that takes little; else its rest is somebody else's, and it stays small pages */
+    size_t rest = bytes % HUGE_PAGE, fill = rest != 0 ? HUGE_PAGE - rest : 0;
+    if (fill <= bytes / 16 && fill <= SIZE_MAX - bytes)
+        bytes += fill;
     void *data = vc_alloc_aligned(HUGE_PAGE, bytes);
-    if (data != NULL) /* whole pages only: the rest of the last one is somebody else's */
+    if (data != NULL)
         (void)madvise(data, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
     return data;
 }

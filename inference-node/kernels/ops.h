@@ -42,7 +42,10 @@ typedef struct node_attn {
     float *m, *l;                     /* [n_q]; -infinity and 0 at the start */
     float *o;                         /* [n_q][head_dim] */
     float *p;                         /* scratch [n_q][NODE_ATTN_TILE] */
-    const uint16_t *next_k, *next_v;  /* f16 tile that comes next, asked for from memory meanwhile; or NULL */
+    /* What comes next, asked for from memory meanwhile: an f16 tile, or bytes of a coded one; or NULL. */
+    const uint16_t *next_k, *next_v;
+    const uint8_t *next_codes;
+    bool once; /* no other block of the pass reads these tiles: they need not stay in the caches */
 } node_attn_t;
 
 typedef struct node_ops {
@@ -53,9 +56,9 @@ typedef struct node_ops {
     /* Fills q, scale, sum, isum of one row from its x. n_in is a multiple of NODE_GROUP. */
     void (*quantise)(const node_acts_t *a, uint32_t row);
     /* out[row][o] for the 16 outputs of every panel in [panel, panel_end), bias added. Writes outputs below n_out only.
-     */
-    void (*linear)(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const node_acts_t *a, uint32_t row,
-                   uint32_t n_rows, float *out, size_t out_stride);
+     * ahead: weights that come next, of the same layout, asked for from memory meanwhile; or NULL. */
+    void (*linear)(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const uint8_t *ahead,
+                   const node_acts_t *a, uint32_t row, uint32_t n_rows, float *out, size_t out_stride);
     void (*add)(float *x, const float *y, uint32_t n);                            /* x += y */
     void (*swiglu)(const float *gate, const float *up, uint32_t n, float *y);     /* gate * sigmoid(gate) * up */
     void (*rope)(float *head, const float *cos, const float *sin, uint32_t half); /* pairs (i, i + half) */

@@ -57,8 +57,8 @@ LINEAR_INLINE void dot_group(__m256i s[8], const uint8_t *group, const pair_t *x
     }
 }
 
-LINEAR_INLINE void linear_rows(const node_matrix_t *w, uint32_t panel, const node_acts_t *a, uint32_t row, float *out,
-                               size_t out_stride, const int nr, const uint32_t type)
+LINEAR_INLINE void linear_rows(const node_matrix_t *w, uint32_t panel, const uint8_t *ahead, const node_acts_t *a,
+                               uint32_t row, float *out, size_t out_stride, const int nr, const uint32_t type)
 {
     const uint32_t codes = type == NODE_W_Q8_0 ? 512 : 256;
     const size_t bytes = codes + (type == NODE_W_Q4_1 ? 64 : 32);
@@ -71,6 +71,9 @@ LINEAR_INLINE void linear_rows(const node_matrix_t *w, uint32_t panel, const nod
         acc[r] = v16_set1(0.0f);
     for (uint32_t g = 0; g < w->n_in / NODE_GROUP; g++, group += bytes) {
         __m256i s[8];
+        if (ahead != NULL)
+            for (size_t i = 0; i < bytes; i += 64, ahead += 64)
+                __builtin_prefetch(ahead, 0, nr < 4 ? 0 : 2);
         UNROLL
         for (int r = 0; r < nr; r++)
             s[2 * r] = s[2 * r + 1] = type == NODE_W_Q4_0
@@ -93,30 +96,36 @@ LINEAR_INLINE void linear_rows(const node_matrix_t *w, uint32_t panel, const nod
 }
 
 /* A tile of rows and the panels of the call stay in L1 together. */
-LINEAR_INLINE void linear_type(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const node_acts_t *a,
-                               uint32_t row, uint32_t n_rows, float *out, size_t out_stride, const uint32_t type)
+LINEAR_INLINE uint32_t linear_tiles(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const uint8_t *ahead,
+                                    const node_acts_t *a, uint32_t row, uint32_t first, uint32_t n_rows, float *out,
+                                    size_t out_stride, const int nr, const uint32_t type)
 {
-    uint32_t r = 0;
-    for (; r + 4 <= n_rows; r += 4)
+    uint32_t r = first;
+    for (; r + (uint32_t)nr <= n_rows; r += (uint32_t)nr)
         for (uint32_t p = panel; p < panel_end; p++)
-            linear_rows(w, p, a, row + r, out + r * out_stride, out_stride, 4, type);
-    for (; r + 2 <= n_rows; r += 2)
-        for (uint32_t p = panel; p < panel_end; p++)
-            linear_rows(w, p, a, row + r, out + r * out_stride, out_stride, 2, type);
-    for (; r + 1 <= n_rows; r += 1)
-        for (uint32_t p = panel; p < panel_end; p++)
-            linear_rows(w, p, a, row + r, out + r * out_stride, out_stride, 1, type);
+            linear_rows(w, p, ahead != NULL && r == 0 ? ahead + (p - panel) * w->panel_bytes : NULL, a, row + r,
+                        out + r * out_stride, out_stride, nr, type);
+    return r;
 }
 
-static void linear_quantised(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const node_acts_t *a,
-                             uint32_t row, uint32_t n_rows, float *out, size_t out_stride)
+LINEAR_INLINE void linear_type(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const uint8_t *ahead,
+                               const node_acts_t *a, uint32_t row, uint32_t n_rows, float *out, size_t out_stride,
+                               const uint32_t type)
+{
+    uint32_t r = linear_tiles(w, panel, panel_end, ahead, a, row, 0, n_rows, out, out_stride, 4, type);
+    r = linear_tiles(w, panel, panel_end, ahead, a, row, r, n_rows, out, out_stride, 2, type);
+    (void)linear_tiles(w, panel, panel_end, ahead, a, row, r, n_rows, out, out_stride, 1, type);
+}
+
+static void linear_quantised(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const uint8_t *ahead,
+                             const node_acts_t *a, uint32_t row, uint32_t n_rows, float *out, size_t out_stride)
 {
     if (w->type == NODE_W_Q4_1)
-        linear_type(w, panel, panel_end, a, row, n_rows, out, out_stride, NODE_W_Q4_1);
+        linear_type(w, panel, panel_end, ahead, a, row, n_rows, out, out_stride, NODE_W_Q4_1);
     else if (w->type == NODE_W_Q8_0)
-        linear_type(w, panel, panel_end, a, row, n_rows, out, out_stride, NODE_W_Q8_0);
+        linear_type(w, panel, panel_end, ahead, a, row, n_rows, out, out_stride, NODE_W_Q8_0);
     else
-        linear_type(w, panel, panel_end, a, row, n_rows, out, out_stride, NODE_W_Q4_0);
+        linear_type(w, panel, panel_end, ahead, a, row, n_rows, out, out_stride, NODE_W_Q4_0);
 }
 
 #include "kernels/ops_impl.h"

@@ -4,7 +4,7 @@
 #include "kernels/ops.h"
 
 #define CODED_NS 4
-#define ATTN_NQ 6
+#define ATTN_NQ 12
 #define ATTN_NS 4
 #define ROW_TILE 8
 #define OPS_NAME "avx512"

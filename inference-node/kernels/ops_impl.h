@@ -1,7 +1,7 @@
 /*
  * The operations that are written once, over sixteen-lane vectors. Each ops_<isa>.c includes its vec_<isa>.h, defines
- * ATTN_NQ x ATTN_NS (queries x vectors that one register block of attention holds), ROW_TILE and linear_quantised(),
- * and then this file, which ends with the table named by OPS_TABLE.
+ * ATTN_NQ and ATTN_NS (queries, and vectors of a tile, that one register block of attention holds at most), ROW_TILE
+ * and linear_quantised(), and then this file, which ends with the table named by OPS_TABLE.
  */
 #include "kernels/ops.h"
 
@@ -171,29 +171,38 @@ static void linear_float(const node_matrix_t *w, uint32_t panel, uint32_t panel_
     }
 }
 
-static void linear(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const node_acts_t *a, uint32_t row,
-                   uint32_t n_rows, float *out, size_t out_stride)
+static void linear(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const uint8_t *ahead,
+                   const node_acts_t *a, uint32_t row, uint32_t n_rows, float *out, size_t out_stride)
 {
     out += row * out_stride;
     if (!node_matrix_quantised(w->type)) {
         linear_float(w, panel, panel_end, a->x + row * a->stride, a->stride, n_rows, out, out_stride);
         return;
     }
-    linear_quantised(w, panel, panel_end, a, row, n_rows, out, out_stride);
+    linear_quantised(w, panel, panel_end, ahead, a, row, n_rows, out, out_stride);
 }
 
 /* ---- attention ---- */
 
+INLINE void ask(const void *at, bool once)
+{
+    if (once)
+        __builtin_prefetch(at, 0, 0);
+    else
+        __builtin_prefetch(at, 0, 2);
+}
+
 /* acc[q][s] += sum over r of mat[r][16 s ...] * coef[q][r], r ascending: scores (mat = K, lanes = tokens, r = dim) and
  * outputs (mat = V, lanes = dims, r = token) are the same loop. ahead: the same rows of the tile that comes next, asked
- * for from memory meanwhile; mat where there is none. */
+ * for from memory meanwhile; NULL where there is none. */
 INLINE void chains(v16 acc[ATTN_NQ][ATTN_NS], const uint16_t *mat, const uint16_t *ahead, size_t mat_stride,
-                   const float *coef, size_t coef_stride, uint32_t n, const int nq, const int ns)
+                   const float *coef, size_t coef_stride, uint32_t n, bool once, const int nq, const int ns)
 {
     for (uint32_t r = 0; r < n; r++) {
         v16 w[ATTN_NS];
-        for (int s = 0; s < ns; s += 2)
-            __builtin_prefetch(ahead + r * mat_stride + (size_t)s * 16, 0, 2);
+        if (ahead != NULL)
+            for (int s = 0; s < ns; s += 2)
+                ask(ahead + r * mat_stride + (size_t)s * 16, once);
         for (int s = 0; s < ns; s++)
             w[s] = v16_load_f16(mat + r * mat_stride + (size_t)s * 16);
         for (int q = 0; q < nq; q++) {
@@ -204,47 +213,78 @@ INLINE void chains(v16 acc[ATTN_NQ][ATTN_NS], const uint16_t *mat, const uint16_
     }
 }
 
-INLINE void scores_block(const node_attn_t *a, uint32_t q0, const uint16_t *k, const uint16_t *ahead, const int nq)
+INLINE void scores_of_dim(const node_attn_t *a, uint32_t q0, const uint16_t *k, const uint16_t *ahead, size_t dim,
+                          const int nq, const int ns)
 {
-    for (uint32_t t = 0; t < NODE_ATTN_TILE; t += 16 * ATTN_NS) {
+    for (uint32_t t = 0; t < NODE_ATTN_TILE; t += 16 * (uint32_t)ns) {
         v16 acc[ATTN_NQ][ATTN_NS];
         for (int q = 0; q < nq; q++)
-            for (int s = 0; s < ATTN_NS; s++)
+            for (int s = 0; s < ns; s++)
                 acc[q][s] = v16_set1(0.0f);
-        chains(acc, k + t, ahead + t, NODE_ATTN_TILE, a->q + (size_t)q0 * a->head_dim, a->head_dim, a->head_dim, nq,
-               ATTN_NS);
+        chains(acc, k + t, ahead != NULL ? ahead + t : NULL, NODE_ATTN_TILE, a->q + q0 * dim, dim, (uint32_t)dim,
+               a->once, nq, ns);
         for (int q = 0; q < nq; q++)
-            for (int s = 0; s < ATTN_NS; s++)
+            for (int s = 0; s < ns; s++)
                 v16_store(a->p + ((size_t)q0 + (uint32_t)q) * NODE_ATTN_TILE + t + (size_t)s * 16, acc[q][s]);
     }
 }
 
-/* Online softmax of one query over the tile: scores become probabilities, masked ones +0. Returns the factor that the
- * earlier output is rescaled with. */
-INLINE float softmax_tile(const node_attn_t *a, uint32_t q)
+/* Many queries need a constant stride, or each would need a register for its address. */
+INLINE void scores_block(const node_attn_t *a, uint32_t q0, const uint16_t *k, const uint16_t *ahead, const int nq,
+                         const int ns)
 {
-    uint32_t n = a->n_valid[q];
-    if (n == 0)
-        return 1.0f;
-    float *p = a->p + (size_t)q * NODE_ATTN_TILE;
-    v16 s[4], none = v16_set1(-__builtin_inff());
-    for (uint32_t i = 0; i < 4; i++) {
-        s[i] = v16_load(p + i * 16);
-        if (n < (i + 1) * 16)
-            s[i] = v16_first(s[i], none, n > i * 16 ? n - i * 16 : 0);
+    if (nq > 6 && a->head_dim == 64)
+        scores_of_dim(a, q0, k, ahead, 64, nq, ns);
+    else if (nq > 6 && a->head_dim == 128)
+        scores_of_dim(a, q0, k, ahead, 128, nq, ns);
+    else
+        scores_of_dim(a, q0, k, ahead, a->head_dim, nq, ns);
+}
+
+INLINE v16 seen_scores(const float *p, uint32_t i, uint32_t n)
+{
+    v16 s = v16_load(p + i * 16);
+    return n >= (i + 1) * 16 ? s : v16_first(s, v16_set1(-__builtin_inff()), n > i * 16 ? n - i * 16 : 0);
+}
+
+/* Online softmax of a block of queries over the tile: scores become probabilities, masked ones +0. factor: what the
+ * earlier outputs are rescaled with. Queries that see nothing keep their state and their scores. Maxima, sums and
+ * factors of the block are lanes of one vector. */
+INLINE void softmax_block(const node_attn_t *a, uint32_t q0, float *factor, const int nq)
+{
+    v16 x[ATTN_NQ];
+    float m[16], l[16];
+    for (int q = 0; q < nq; q++) {
+        const float *p = a->p + (q0 + (size_t)q) * NODE_ATTN_TILE;
+        const uint32_t n = a->n_valid[q0 + (uint32_t)q];
+        x[q] = v16_max(v16_max(seen_scores(p, 0, n), seen_scores(p, 1, n)),
+                       v16_max(seen_scores(p, 2, n), seen_scores(p, 3, n)));
     }
-    float top = v16_hmax(v16_max(v16_max(s[0], s[1]), v16_max(s[2], s[3])));
-    float m = a->m[q] > top ? a->m[q] : top;
-    v16 vm = v16_set1(m);
-    for (uint32_t i = 0; i < 4; i++) {
-        s[i] = v16_exp2(v16_sub(s[i], vm));
-        v16_store(p + i * 16, s[i]);
+    const v16 before = v16_load_n(a->m + q0, (uint32_t)nq), top = v16_max(before, v16_hmax_each(x, nq));
+    const v16 f = v16_exp2_low(v16_sub(before, top));
+    v16_store(m, top);
+    for (int q = 0; q < nq; q++) {
+        float *p = a->p + (q0 + (size_t)q) * NODE_ATTN_TILE;
+        const uint32_t n = a->n_valid[q0 + (uint32_t)q];
+        if (n == 0)
+            continue;
+        v16 s[4];
+        for (uint32_t i = 0; i < 4; i++) {
+            s[i] = v16_exp2_low(v16_sub(seen_scores(p, i, n), v16_set1(m[q])));
+            v16_store(p + i * 16, s[i]);
+        }
+        x[q] = v16_add(v16_add(s[0], s[1]), v16_add(s[2], s[3]));
     }
-    float sum = v16_sum(v16_add(v16_add(s[0], s[1]), v16_add(s[2], s[3])));
-    float factor = node_exp2(a->m[q] - m);
-    a->l[q] = node_fma(a->l[q], factor, sum);
-    a->m[q] = m;
-    return factor;
+    v16_store(l, v16_fma(v16_load_n(a->l + q0, (uint32_t)nq), f, v16_sum_each(x, nq)));
+    v16_store_n(factor, f, (uint32_t)nq);
+    for (int q = 0; q < nq; q++) {
+        if (a->n_valid[q0 + (uint32_t)q] == 0) {
+            factor[q] = 1.0f;
+            continue;
+        }
+        a->m[q0 + (uint32_t)q] = m[q];
+        a->l[q0 + (uint32_t)q] = l[q];
+    }
 }
 
 /* Tokens that a query does not see are not touched at all: their V cannot reach it, not even as 0 times NaN. */
@@ -262,28 +302,30 @@ INLINE void outputs_block(const node_attn_t *a, uint32_t q0, const float *factor
             common = a->n_valid[q0 + (uint32_t)q];
     }
     const float *p = a->p + (size_t)q0 * NODE_ATTN_TILE;
-    chains(acc, v + dim, ahead + dim, a->head_dim, p, NODE_ATTN_TILE, common, nq, ns);
+    chains(acc, v + dim, ahead != NULL ? ahead + dim : NULL, a->head_dim, p, NODE_ATTN_TILE, common, a->once, nq, ns);
     for (int q = 0; q < nq; q++) {
         float *o = a->o + (q0 + (size_t)q) * a->head_dim + dim;
         uint32_t n = a->n_valid[q0 + (uint32_t)q] - common;
         const uint16_t *rest = v + dim + (size_t)common * a->head_dim;
-        chains(&acc[q], rest, rest, a->head_dim, p + (size_t)q * NODE_ATTN_TILE + common, NODE_ATTN_TILE, n, 1, ns);
+        if (n > 0)
+            chains(&acc[q], rest, NULL, a->head_dim, p + (size_t)q * NODE_ATTN_TILE + common, NODE_ATTN_TILE, n, false,
+                   1, ns);
         for (int s = 0; s < ns; s++)
             v16_store(o + (size_t)s * 16, acc[q][s]);
     }
 }
 
-INLINE void attend_block(const node_attn_t *a, uint32_t q0, const uint16_t *k, const uint16_t *v, const int nq)
+/* nq queries by ns vectors of tokens or dims are in registers together. */
+INLINE void attend_block(const node_attn_t *a, uint32_t q0, const uint16_t *k, const uint16_t *v, const int nq,
+                         const int ns)
 {
     float factor[ATTN_NQ];
-    const bool ask = q0 == 0 && a->next_k != NULL;
-    const uint16_t *next_k = ask ? a->next_k : k, *next_v = ask ? a->next_v : v;
-    scores_block(a, q0, k, next_k, nq);
-    for (int q = 0; q < nq; q++)
-        factor[q] = softmax_tile(a, q0 + (uint32_t)q);
+    const uint16_t *next_k = q0 == 0 ? a->next_k : NULL, *next_v = q0 == 0 ? a->next_v : NULL;
+    scores_block(a, q0, k, next_k, nq, ns);
+    softmax_block(a, q0, factor, nq);
     uint32_t dim = 0;
-    for (; dim + 16 * ATTN_NS <= a->head_dim; dim += 16 * ATTN_NS)
-        outputs_block(a, q0, factor, dim, v, next_v, nq, ATTN_NS);
+    for (; dim + 16 * (uint32_t)ns <= a->head_dim; dim += 16 * (uint32_t)ns)
+        outputs_block(a, q0, factor, dim, v, next_v, nq, ns);
     for (; dim < a->head_dim; dim += 16)
         outputs_block(a, q0, factor, dim, v, next_v, nq, 1);
 }
@@ -291,32 +333,43 @@ INLINE void attend_block(const node_attn_t *a, uint32_t q0, const uint16_t *k, c
 static void attend(const node_attn_t *a, const uint16_t *k, const uint16_t *v)
 {
     uint32_t q = 0;
+#if ATTN_NQ > 6 /* each vector of K or V serves many queries: widening it costs half as much as a multiply-add */
     for (; q + ATTN_NQ <= a->n_q; q += ATTN_NQ)
-        attend_block(a, q, k, v, ATTN_NQ);
+        attend_block(a, q, k, v, ATTN_NQ, 2);
+#endif
 #if ATTN_NQ > 3
+    for (; q + 6 <= a->n_q; q += 6)
+        attend_block(a, q, k, v, 6, ATTN_NS);
     for (; q + 3 <= a->n_q; q += 3)
-        attend_block(a, q, k, v, 3);
+        attend_block(a, q, k, v, 3, ATTN_NS);
 #endif
     for (; q < a->n_q; q++)
-        attend_block(a, q, k, v, 1);
+        attend_block(a, q, k, v, 1, ATTN_NS);
 }
 
 #include "kernels/coded_impl.h"
 
+/* The factors of sixteen queries are lanes of one vector. */
 static void fold(uint32_t n_q, uint32_t head_dim, float *am, float *al, float *ao, const float *bm, const float *bl,
                  const float *bo)
 {
-    for (uint32_t q = 0; q < n_q; q++) {
-        if (bl[q] == 0.0f) /* the split had nothing for this query */
-            continue;
-        float m = am[q] > bm[q] ? am[q] : bm[q];
-        float fa = node_exp2(am[q] - m), fb = node_exp2(bm[q] - m);
-        al[q] = node_fma(al[q], fa, bl[q] * fb);
-        am[q] = m;
-        float *a = ao + (size_t)q * head_dim;
-        const float *b = bo + (size_t)q * head_dim;
-        for (uint32_t d = 0; d < head_dim; d += 16)
-            v16_store(a + d, v16_fma(v16_load(a + d), v16_set1(fa), v16_mul(v16_load(b + d), v16_set1(fb))));
+    for (uint32_t q0 = 0; q0 < n_q; q0 += 16) {
+        const uint32_t n = n_q - q0 < 16 ? n_q - q0 : 16;
+        const v16 ma = v16_load_n(am + q0, n), mb = v16_load_n(bm + q0, n), top = v16_max(ma, mb);
+        float m[16], fa[16], fb[16];
+        v16_store(m, top);
+        v16_store(fa, v16_exp2_low(v16_sub(ma, top)));
+        v16_store(fb, v16_exp2_low(v16_sub(mb, top)));
+        for (uint32_t i = 0, q = q0; i < n; i++, q++) {
+            if (bl[q] == 0.0f) /* the split had nothing for this query */
+                continue;
+            al[q] = node_fma(al[q], fa[i], bl[q] * fb[i]);
+            am[q] = m[i];
+            float *a = ao + (size_t)q * head_dim;
+            const float *b = bo + (size_t)q * head_dim;
+            for (uint32_t d = 0; d < head_dim; d += 16)
+                v16_store(a + d, v16_fma(v16_load(a + d), v16_set1(fa[i]), v16_mul(v16_load(b + d), v16_set1(fb[i]))));
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 #include "kernels/ops.h"
 
 #define CODED_NS 1
-#define ATTN_NQ 1
+#define ATTN_NQ 3
 #define ATTN_NS 1
 #define ROW_TILE 1
 #define OPS_NAME "scalar"
@@ -24,9 +24,10 @@ static int32_t code_at(const node_matrix_t *w, const uint8_t *group, uint32_t i,
     return (int32_t)((word >> (4 * (j / 2) + 16 * (j % 2))) & 15u);
 }
 
-static void linear_quantised(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const node_acts_t *a,
-                             uint32_t row, uint32_t n_rows, float *out, size_t out_stride)
+static void linear_quantised(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const uint8_t *ahead,
+                             const node_acts_t *a, uint32_t row, uint32_t n_rows, float *out, size_t out_stride)
 {
+    (void)ahead;
     uint32_t halves = w->type == NODE_W_Q8_0 ? 512 : 256;
     for (; panel < panel_end; panel++)
         for (uint32_t r = 0; r < n_rows; r++) {

@@ -73,6 +73,24 @@ static inline v16 v16_range(v16 x, float min, float max, v16 y)
 {
     return (v16){v8_range(x.a, min, max, y.a), v8_range(x.b, min, max, y.b)};
 }
+/* 2^x, the bits of v16_exp2, for x <= 0 or NaN: there the result is normal or +0, so that its exponent can be added. */
+static inline __m256 v8_exp2_low(__m256 x)
+{
+    const __m256 magic = _mm256_set1_ps(NODE_ROUND_MAGIC), t = _mm256_add_ps(x, magic);
+    const __m256 r = _mm256_sub_ps(x, _mm256_sub_ps(t, magic));
+    __m256 q = _mm256_fmadd_ps(_mm256_set1_ps(NODE_EXP2_C5), r, _mm256_set1_ps(NODE_EXP2_C4));
+    q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(NODE_EXP2_C3));
+    q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(NODE_EXP2_C2));
+    q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(NODE_EXP2_C1));
+    q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(NODE_EXP2_C0));
+    q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(1.0f));
+    /* the whole number is in the low bits of t */
+    __m256 y =
+        _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(q), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+    y = _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(NODE_EXP2_MIN), _CMP_LT_OQ), y);
+    return _mm256_blendv_ps(y, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+static inline v16 v16_exp2_low(v16 x) { return (v16){v8_exp2_low(x.a), v8_exp2_low(x.b)}; }
 static inline float v16_sum(v16 x)
 {
     __m256 b = _mm256_add_ps(x.a, x.b);

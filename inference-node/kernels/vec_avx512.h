@@ -42,6 +42,18 @@ static inline v16 v16_range(v16 x, float min, float max, v16 y)
     y = _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, _mm512_set1_ps(max), _CMP_GE_OQ), _mm512_set1_ps(__builtin_inff()));
     return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
 }
+/* 2^x, the bits of v16_exp2, for x <= 0 or NaN: there the result is normal or +0. */
+static inline v16 v16_exp2_low(v16 x)
+{
+    v16 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), r = _mm512_sub_ps(x, n);
+    v16 q = _mm512_fmadd_ps(_mm512_set1_ps(NODE_EXP2_C5), r, _mm512_set1_ps(NODE_EXP2_C4));
+    q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(NODE_EXP2_C3));
+    q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(NODE_EXP2_C2));
+    q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(NODE_EXP2_C1));
+    q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(NODE_EXP2_C0));
+    q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(1.0f));
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(NODE_EXP2_MIN), _CMP_NLT_UQ), q, n);
+}
 static inline float v16_sum(v16 a)
 {
     __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
@@ -56,6 +68,29 @@ static inline float v16_hmax(v16 a)
     c = _mm_max_ps(c, _mm_movehl_ps(c, c));
     return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
 }
+/*
+ * Reductions of sixteen vectors together: each step folds the halves of two vectors into one, in the order of v16_sum
+ * and v16_hmax. OP is a V16_FOLD step; lane i of the result is vector i, those past n are of no meaning.
+ */
+#define V16_HAS_EACH
+#define V16_FOLD_EACH(name, OP)                                                                             \
+    static inline v16 name(const v16 *x, int n)                                                             \
+    {                                                                                                       \
+        v16 four[4];                                                                                        \
+        for (int l = 0; l < 4; l++) { /* vectors l, l + 4, l + 8, l + 12: a part of four lanes each */      \
+            v16 at[4];                                                                                      \
+            for (int j = 0; j < 4; j++)                                                                     \
+                at[j] = 4 * j + l < n ? x[4 * j + l] : _mm512_setzero_ps();                                 \
+            v16 a = OP(_mm512_shuffle_f32x4(at[0], at[1], 0x44), _mm512_shuffle_f32x4(at[0], at[1], 0xee)); \
+            v16 b = OP(_mm512_shuffle_f32x4(at[2], at[3], 0x44), _mm512_shuffle_f32x4(at[2], at[3], 0xee)); \
+            four[l] = OP(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));               \
+        }                                                                                                   \
+        v16 a = OP(_mm512_shuffle_ps(four[0], four[1], 0x44), _mm512_shuffle_ps(four[0], four[1], 0xee));   \
+        v16 b = OP(_mm512_shuffle_ps(four[2], four[3], 0x44), _mm512_shuffle_ps(four[2], four[3], 0xee));   \
+        return OP(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));                            \
+    }
+V16_FOLD_EACH(v16_hmax_each, _mm512_max_ps)
+V16_FOLD_EACH(v16_sum_each, _mm512_add_ps)
 static inline v16 v16_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
 static inline uint32_t v16_store_f16(uint16_t *p, v16 a)
 {

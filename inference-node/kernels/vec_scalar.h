@@ -89,6 +89,7 @@ static inline v16 v16_exp2(v16 a)
     V16_EACH a.f[i] = node_exp2(a.f[i]);
     return a;
 }
+static inline v16 v16_exp2_low(v16 a) { return v16_exp2(a); } /* of numbers that are not over 0 */
 static inline v16 v16_exp(v16 a)
 {
     V16_EACH a.f[i] = node_exp(a.f[i]);
@@ -107,6 +108,21 @@ static inline float v16_hmax(v16 a)
         for (int i = 0; i < n; i++)
             a.f[i] = a.f[i] > a.f[i + n] ? a.f[i] : a.f[i + n];
     return a.f[0];
+}
+/* The largest lane of each of n vectors, and the sum of its lanes; lanes past n are 0. */
+static inline v16 v16_hmax_each(const v16 *x, int n)
+{
+    v16 y = v16_set1(0.0f);
+    for (int i = 0; i < n; i++)
+        y.f[i] = v16_hmax(x[i]);
+    return y;
+}
+static inline v16 v16_sum_each(const v16 *x, int n)
+{
+    v16 y = v16_set1(0.0f);
+    for (int i = 0; i < n; i++)
+        y.f[i] = v16_sum(x[i]);
+    return y;
 }
 static inline v16 v16_load_f16(const uint16_t *p)
 {

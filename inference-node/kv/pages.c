@@ -5,13 +5,28 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "kernels/huge.h"
 #include "kv/slow.h"
 #include "vc/mem.h"
+
+/* Pages made together lie in one block of memory, on huge pages that one of them alone would not fill. It goes when the
+ * last of them does. */
+typedef struct page_run {
+    _Atomic uint32_t refs;
+    uint8_t *data;
+} page_run_t;
+
+#if defined(__SANITIZE_ADDRESS__)
+enum { RUN_PAGES = 1 }; /* a block for every page: reads beyond it are seen */
+#else
+enum { RUN_PAGES = 4 }; /* more would be held for long by the last one of them */
+#endif
 
 struct node_page {
     _Atomic uint32_t refs;
     node_kv_dims_t dims;
     uint16_t *data;             /* [layer][kv_head]{K [head_dim][NODE_TILE], V [NODE_TILE][head_dim]} */
+    page_run_t *run;            /* whose memory it is part of, or NULL */
     size_t layer_elems;         /* from one layer to the next */
     void (*release)(void *arg); /* of a wrapped page, else NULL */
     void *arg;
@@ -20,24 +35,73 @@ struct node_page {
 static size_t head_elems(const node_kv_dims_t *d) { return (size_t)NODE_TILE * d->head_dim; }
 static size_t layer_elems(const node_kv_dims_t *d) { return head_elems(d) * 2 * d->n_kv_head; }
 
-static node_page_t *page_alloc(const node_kv_dims_t *dims, size_t *bytes_p)
+static bool page_bytes(const node_kv_dims_t *dims, size_t *bytes_p)
 {
     size_t n;
-    if (!vc_size_mul(head_elems(dims) * 2 * sizeof(uint16_t), dims->n_kv_head, &n) ||
-        !vc_size_mul(n, dims->n_layer, bytes_p))
-        return NULL;
-    node_page_t *page = vc_calloc(1, sizeof *page);
+    return vc_size_mul(head_elems(dims) * 2 * sizeof(uint16_t), dims->n_kv_head, &n) &&
+           vc_size_mul(n, dims->n_layer, bytes_p);
+}
+
+/* A page over data, which the run or the page owns. */
+static node_page_t *page_over(const node_kv_dims_t *dims, void *data, page_run_t *run)
+{
+    node_page_t *page = data != NULL ? vc_calloc(1, sizeof *page) : NULL;
     if (page == NULL)
         return NULL;
-    page->data = vc_alloc_aligned(4096, *bytes_p);
-    if (page->data == NULL) {
-        vc_free(page);
-        return NULL;
-    }
+    page->data = data;
+    page->run = run;
     page->dims = *dims;
     page->layer_elems = layer_elems(dims);
     atomic_init(&page->refs, 1);
     return page;
+}
+
+static node_page_t *page_alloc(const node_kv_dims_t *dims, size_t *bytes_p)
+{
+    if (!page_bytes(dims, bytes_p))
+        return NULL;
+    void *data = vc_alloc_aligned(4096, *bytes_p);
+    node_page_t *page = page_over(dims, data, NULL);
+    if (page == NULL)
+        vc_free(data);
+    return page;
+}
+
+static void run_put(page_run_t *run)
+{
+    /* acq_rel: the last page frees after everybody's accesses */
+    if (atomic_fetch_sub_explicit(&run->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    vc_free(run->data);
+    vc_free(run);
+}
+
+/* n zeroed pages in one block. */
+static vc_status_t run_create(const node_kv_dims_t *dims, uint32_t n, node_page_t **pages)
+{
+    size_t bytes, all;
+    if (!page_bytes(dims, &bytes) || !vc_size_mul(bytes, n, &all))
+        return VC_ERR_NOMEM;
+    page_run_t *run = vc_calloc(1, sizeof *run);
+    if (run == NULL)
+        return VC_ERR_NOMEM;
+    run->data = node_alloc_huge(all);
+    atomic_init(&run->refs, 1); /* ours, until all pages are there */
+    uint32_t made = 0;
+    for (; run->data != NULL && made < n; made++) {
+        pages[made] = page_over(dims, run->data + made * bytes, run);
+        if (pages[made] == NULL)
+            break;
+        atomic_fetch_add_explicit(&run->refs, 1, memory_order_relaxed);
+    }
+    if (made == n)
+        memset(run->data, 0, all);
+    else
+        while (made > 0)
+            node_page_put(pages[--made]);
+    vc_status_t st = made == n ? VC_OK : VC_ERR_NOMEM;
+    run_put(run);
+    return st;
 }
 
 node_page_t *node_page_wrap(const node_kv_dims_t *dims, uint16_t *data, size_t layer_bytes, void (*release)(void *arg),
@@ -75,6 +139,8 @@ void node_page_put(node_page_t *page)
         return;
     if (page->release != NULL)
         page->release(page->arg);
+    else if (page->run != NULL)
+        run_put(page->run);
     else
         vc_free(page->data);
     vc_free(page);
@@ -258,10 +324,14 @@ vc_status_t node_kv_reserve(node_kv_t *kv, uint32_t n)
     for (uint32_t i = first; st == VC_OK && i < kv->n_pages; i++)
         st = unshare(kv, i, i == first ? kv->n_tokens % NODE_TILE : 0);
     while (st == VC_OK && kv->n_pages < end) {
-        node_page_t *page = node_page_create(&kv->dims);
-        if (page == NULL)
-            return VC_ERR_NOMEM;
-        kv->pages[kv->n_pages++] = page;
+        /* where pages go to the slow tier one by one, each must give back its own memory */
+        uint32_t made = kv->slow != NULL ? 1 : VC_MIN(end - kv->n_pages, (uint32_t)RUN_PAGES);
+        if (made > 1)
+            st = run_create(&kv->dims, made, kv->pages + kv->n_pages);
+        else if ((kv->pages[kv->n_pages] = node_page_create(&kv->dims)) == NULL)
+            st = VC_ERR_NOMEM;
+        if (st == VC_OK)
+            kv->n_pages += made;
     }
     return st;
 }

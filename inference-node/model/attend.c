@@ -7,27 +7,35 @@
 #include <string.h>
 
 #include "model/engine_int.h"
+#include "vc/mem.h"
 
 _Static_assert(NODE_ATTN_TILE == NODE_TILE, "kernels and pages agree on the tile");
 
 /* log2(e): scores are exponents of two */
 #define LOG2E 1.44269504088896341f
+/* More rows would leave one thread with a block that the others wait for. */
+#define BLOCK_ROWS 10u
 
 typedef struct {
     const node_row_block_t *block;
     uint32_t layer, head;     /* KV head */
     uint32_t n_body, n_tiles; /* tiles of the body, tiles in all up to the block's last row */
+    bool once;                /* no other block walks over these tiles */
 } walk_t;
 
-uint32_t node_attend_block_rows(const node_engine_t *eng)
+uint32_t node_attend_block_rows(const node_engine_t *eng, uint32_t run)
 {
-    uint32_t group = eng->info.n_head / eng->info.n_kv_head, rows = 24 / group;
-    return rows < 1 ? 1 : rows > 8 ? 8 : rows;
+    uint32_t group = eng->info.n_head / eng->info.n_kv_head, most = VC_MIN(NODE_QUERY_MAX / group, BLOCK_ROWS);
+    uint32_t blocks = (run + most - 1) / most;
+    return (run + blocks - 1) / blocks;
 }
 
-static walk_t walk_of(const node_engine_t *eng, const node_row_block_t *b, uint32_t layer, uint32_t head)
+static walk_t walk_of(const node_pass_t *pass, const node_row_block_t *b, uint32_t layer, uint32_t head)
 {
+    const node_engine_t *eng = pass->eng;
+    const node_row_block_t *end = eng->blocks + pass->n_blocks;
     walk_t w = {.block = b, .layer = layer, .head = head};
+    w.once = (b == eng->blocks || b[-1].kv != b->kv) && (b + 1 == end || b[1].kv != b->kv);
     if (b->kv->body != NULL)
         w.n_body = b->kv->body->n_tiles[layer * eng->info.n_kv_head + head];
     uint32_t last = b->position + b->n_rows - 1;
@@ -88,9 +96,6 @@ static bool attend_tile(const node_engine_t *eng, const walk_t *w, uint32_t inde
     const node_row_block_t *b = w->block;
     uint32_t group = eng->info.n_head / eng->info.n_kv_head;
     const node_tile_t tile = tile_at(eng, w, index);
-    const node_tile_t next = index + 1 < w->n_tiles ? tile_at(eng, w, index + 1) : (node_tile_t){0};
-    a->next_k = next.k;
-    a->next_v = next.v;
     if (index < w->n_body) {
         for (uint32_t i = 0; i < a->n_q; i++)
             a->n_valid[i] = tile.n_rows;
@@ -114,19 +119,26 @@ static bool attend_tile(const node_engine_t *eng, const walk_t *w, uint32_t inde
     return false;
 }
 
-static void attend_split(const node_engine_t *eng, const walk_t *w, uint32_t split, const node_thread_scratch_t *t,
-                         node_states_t *s)
+/* next: the tile that this thread goes to after the split; empty where it does not know. */
+static void attend_split(const node_engine_t *eng, const walk_t *w, uint32_t split, node_tile_t next,
+                         const node_thread_scratch_t *t, node_states_t *s)
 {
     uint32_t group = eng->info.n_head / eng->info.n_kv_head;
     node_attn_t a = {.n_q = w->block->n_rows * group, .head_dim = eng->info.head_dim, .q = t->q, .p = t->p};
     a.m = s->m;
     a.l = s->l;
     a.o = s->o;
+    a.once = w->once;
     states_reset(s, a.n_q, a.head_dim);
-    uint32_t end = (split + 1) * NODE_SPLIT_TILES;
+    uint32_t end = VC_MIN((split + 1) * NODE_SPLIT_TILES, w->n_tiles);
     bool rotated = false; /* splits are folded in the model's own space */
-    for (uint32_t i = split * NODE_SPLIT_TILES; i < end && i < w->n_tiles; i++)
+    for (uint32_t i = split * NODE_SPLIT_TILES; i < end; i++) {
+        const node_tile_t after = i + 1 < end ? tile_at(eng, w, i + 1) : next;
+        a.next_k = after.k;
+        a.next_v = after.v;
+        a.next_codes = after.codes;
         rotated = attend_tile(eng, w, i, t->coded, rotated, &a);
+    }
     if (rotated)
         rotate_outputs(eng, &a);
 }
@@ -148,6 +160,11 @@ static void write_output(node_engine_t *eng, const walk_t *w, const node_states_
 
 static uint32_t n_splits(const walk_t *w) { return (w->n_tiles + NODE_SPLIT_TILES - 1) / NODE_SPLIT_TILES; }
 
+static node_tile_t first_tile(const node_engine_t *eng, const walk_t *w, uint32_t split)
+{
+    return split < n_splits(w) ? tile_at(eng, w, split * NODE_SPLIT_TILES) : (node_tile_t){0};
+}
+
 /* Item = (block, KV head), all splits by one thread. */
 static void attend_whole(node_pass_t *pass, uint32_t layer, uint32_t first_block, uint32_t thread)
 {
@@ -157,14 +174,57 @@ static void attend_whole(node_pass_t *pass, uint32_t layer, uint32_t first_block
     while (node_team_next(eng->team, (pass->n_blocks - first_block) * heads, &item)) {
         /* the longest walks first, so that the team ends together */
         const node_row_block_t *b = &eng->blocks[pass->n_blocks - 1 - item / heads];
-        walk_t w = walk_of(eng, b, layer, item % heads);
+        walk_t w = walk_of(pass, b, layer, item % heads);
         gather_queries(eng, &w, t);
         states_reset(&t->total, b->n_rows * (eng->info.n_head / heads), eng->info.head_dim);
         for (uint32_t s = 0; s < n_splits(&w); s++) {
-            attend_split(eng, &w, s, t, &t->split);
+            attend_split(eng, &w, s, first_tile(eng, &w, s + 1), t, &t->split);
             fold_states(eng, &w, &t->total, &t->split);
         }
         write_output(eng, &w, &t->total);
+    }
+    node_team_barrier(eng->team);
+}
+
+/* The splits [base, base + width) of n_pairs (block, KV head) as items of one loop. */
+typedef struct {
+    node_pass_t *pass;
+    const node_row_block_t *blocks;
+    uint32_t layer, n_pairs, base, width;
+} spread_t;
+
+static walk_t pair_walk(const spread_t *s, uint32_t pair)
+{
+    uint32_t heads = s->pass->eng->info.n_kv_head;
+    return walk_of(s->pass, &s->blocks[pair / heads], s->layer, pair % heads);
+}
+
+/* Takes the next item that is a split at all. */
+static bool take_split(const spread_t *s, walk_t *w, uint32_t *item_p)
+{
+    while (node_team_next(s->pass->eng->team, s->n_pairs * s->width, item_p)) {
+        *w = pair_walk(s, *item_p / s->width);
+        if (s->base + *item_p % s->width < n_splits(w))
+            return true;
+    }
+    return false;
+}
+
+/* A thread takes its next split before it works on the one at hand, so that it can ask for its first tile in time. */
+static void spread_splits(const spread_t *s, uint32_t thread)
+{
+    node_engine_t *eng = s->pass->eng;
+    node_thread_scratch_t *t = &eng->threads[thread];
+    uint32_t item, next, gathered = UINT32_MAX;
+    walk_t w, next_w;
+    for (bool more = take_split(s, &w, &item); more; item = next, w = next_w) {
+        more = take_split(s, &next_w, &next);
+        if (gathered != item / s->width) /* splits of one pair mostly come to a thread in a row */
+            gather_queries(eng, &w, t);
+        gathered = item / s->width;
+        attend_split(eng, &w, s->base + item % s->width,
+                     more ? first_tile(eng, &next_w, s->base + next % s->width) : (node_tile_t){0}, t,
+                     &eng->splits[gathered * NODE_SPLIT_WINDOW + item % s->width]);
     }
     node_team_barrier(eng->team);
 }
@@ -173,36 +233,24 @@ static void attend_whole(node_pass_t *pass, uint32_t layer, uint32_t first_block
 static void attend_spread(node_pass_t *pass, uint32_t layer, uint32_t first_block, uint32_t thread)
 {
     node_engine_t *eng = pass->eng;
-    node_thread_scratch_t *t = &eng->threads[thread];
-    const node_row_block_t *blocks = eng->blocks + first_block;
-    uint32_t heads = eng->info.n_kv_head, n_pairs = (pass->n_blocks - first_block) * heads, most = 0, item;
-    uint32_t gathered = UINT32_MAX;
-    for (uint32_t i = 0; i < n_pairs; i++) {
-        walk_t w = walk_of(eng, &blocks[i / heads], layer, i % heads);
-        uint32_t n = n_splits(&w);
-        most = n > most ? n : most;
+    uint32_t heads = eng->info.n_kv_head, most = 0, item;
+    spread_t sp = {.pass = pass, .blocks = eng->blocks + first_block, .layer = layer};
+    sp.n_pairs = (pass->n_blocks - first_block) * heads;
+    for (uint32_t i = 0; i < sp.n_pairs; i++) {
+        walk_t w = pair_walk(&sp, i);
+        most = VC_MAX(most, n_splits(&w));
     }
-    for (uint32_t base = 0; base < most; base += NODE_SPLIT_WINDOW) {
-        uint32_t width = most - base < NODE_SPLIT_WINDOW ? most - base : NODE_SPLIT_WINDOW;
-        while (node_team_next(eng->team, n_pairs * width, &item)) {
-            walk_t w = walk_of(eng, &blocks[item / width / heads], layer, item / width % heads);
-            if (base + item % width >= n_splits(&w))
-                continue;
-            if (gathered != item / width) /* splits of one pair mostly come to a thread in a row */
-                gather_queries(eng, &w, t);
-            gathered = item / width;
-            attend_split(eng, &w, base + item % width, t,
-                         &eng->splits[item / width * NODE_SPLIT_WINDOW + item % width]);
-        }
-        node_team_barrier(eng->team);
-        while (node_team_next(eng->team, n_pairs, &item)) {
-            walk_t w = walk_of(eng, &blocks[item / heads], layer, item % heads);
+    for (; sp.base < most; sp.base += NODE_SPLIT_WINDOW) {
+        sp.width = VC_MIN(most - sp.base, NODE_SPLIT_WINDOW);
+        spread_splits(&sp, thread);
+        while (node_team_next(eng->team, sp.n_pairs, &item)) {
+            walk_t w = pair_walk(&sp, item);
             uint32_t n = n_splits(&w);
-            if (base == 0)
+            if (sp.base == 0)
                 states_reset(&eng->totals[item], w.block->n_rows * (eng->info.n_head / heads), eng->info.head_dim);
-            for (uint32_t s = base; s < base + width && s < n; s++)
-                fold_states(eng, &w, &eng->totals[item], &eng->splits[item * NODE_SPLIT_WINDOW + s - base]);
-            if (base + width >= most)
+            for (uint32_t s = sp.base; s < sp.base + sp.width && s < n; s++)
+                fold_states(eng, &w, &eng->totals[item], &eng->splits[item * NODE_SPLIT_WINDOW + s - sp.base]);
+            if (sp.base + sp.width >= most)
                 write_output(eng, &w, &eng->totals[item]);
         }
         node_team_barrier(eng->team);

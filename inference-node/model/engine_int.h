@@ -83,8 +83,8 @@ static inline uint32_t node_row_position(const node_row_block_t *b, uint32_t i) 
 /* Attention of one layer for the blocks from first_block on: reads eng->q and the pages, writes act_attn.x. Every
  * thread of the team calls it; on return all rows are done and visible. */
 void node_attend_layer(node_pass_t *pass, uint32_t layer, uint32_t first_block, uint32_t thread);
-/* Rows that share the tiles of a KV head: as many as make about 24 queries. */
-uint32_t node_attend_block_rows(const node_engine_t *eng);
+/* Rows that share the tiles of a KV head, of a run of that many: blocks of about equal size, as few as there can be. */
+uint32_t node_attend_block_rows(const node_engine_t *eng, uint32_t run);
 
 void node_forward_worker(void *pass, uint32_t thread);
 

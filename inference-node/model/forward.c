@@ -30,28 +30,57 @@ typedef struct {
     size_t stride;
 } target_t;
 
-/* Several matrices over the same input, rows [first, rows_end), as one list of panels. */
+/* Several matrices over the same input as one list of panels, cut into items of a few that stay in L1 while the rows
+ * run over them; enough items for an even end. */
+typedef struct {
+    const target_t *targets;
+    uint32_t n, total, chunk;
+} panels_t;
+
+static panels_t panels_of(const node_engine_t *eng, const target_t *targets, uint32_t n)
+{
+    panels_t l = {.targets = targets, .n = n};
+    for (uint32_t i = 0; i < n; i++)
+        l.total += targets[i].m->n_panels;
+    uint32_t chunk = l.total / (eng->n_threads * 16);
+    l.chunk = chunk < 4 ? 2 : 4; /* kernels like pairs */
+    return l;
+}
+
+/* Where the weights of a panel begin; NULL past the end. */
+static const uint8_t *panel_data(const panels_t *l, uint32_t panel)
+{
+    for (uint32_t i = 0; i < l->n; panel -= l->targets[i++].m->n_panels)
+        if (panel < l->targets[i].m->n_panels)
+            return l->targets[i].m->data + panel * l->targets[i].m->panel_bytes;
+    return NULL;
+}
+
+static void linear_item(const node_engine_t *eng, const panels_t *l, uint32_t item, const uint8_t *ahead,
+                        const node_acts_t *a, uint32_t first, uint32_t n_rows)
+{
+    uint32_t p = item * l->chunk, end = VC_MIN(p + l->chunk, l->total), base = 0;
+    for (uint32_t i = 0; i < l->n && p < end; base += l->targets[i++].m->n_panels) {
+        const target_t *t = &l->targets[i];
+        uint32_t stop = VC_MIN(end, base + t->m->n_panels);
+        if (p >= stop)
+            continue;
+        eng->ops->linear(t->m, p - base, stop - base, ahead, a, first, n_rows, t->out, t->stride);
+        p = stop;
+    }
+}
+
+/* Rows [first, rows_end). A thread takes its next item before it works on the one at hand, so that it can ask for its
+ * weights in time. */
 static void linear(node_pass_t *pass, const node_acts_t *a, uint32_t first, uint32_t rows_end, const target_t *targets,
                    uint32_t n)
 {
     node_engine_t *eng = pass->eng;
-    uint32_t total = 0, item, end = 0;
-    for (uint32_t i = 0; i < n; i++)
-        total += targets[i].m->n_panels;
-    /* a few panels at a time stay in L1 while the rows run over them; enough items for an even end */
-    uint32_t chunk = total / (eng->n_threads * 16);
-    chunk = chunk < 1 ? 1 : chunk > 4 ? 4 : chunk;
-    while (node_team_next(eng->team, (total + chunk - 1) / chunk, &item)) {
-        uint32_t p = item * chunk, base = 0;
-        end = VC_MIN(p + chunk, total);
-        for (uint32_t i = 0; i < n && p < end; base += targets[i++].m->n_panels) {
-            uint32_t stop = VC_MIN(end, base + targets[i].m->n_panels);
-            if (p >= stop)
-                continue;
-            eng->ops->linear(targets[i].m, p - base, stop - base, a, first, rows_end - first, targets[i].out,
-                             targets[i].stride);
-            p = stop;
-        }
+    const panels_t l = panels_of(eng, targets, n);
+    uint32_t n_items = (l.total + l.chunk - 1) / l.chunk, item, next;
+    for (bool more = node_team_next(eng->team, n_items, &item); more; item = next) {
+        more = node_team_next(eng->team, n_items, &next);
+        linear_item(eng, &l, item, more ? panel_data(&l, next * l.chunk) : NULL, a, first, rows_end - first);
     }
     node_team_barrier(eng->team);
 }
@@ -287,17 +316,28 @@ static vc_status_t check_session(const node_pass_t *pass, uint32_t i, vc_err_t *
     return VC_OK;
 }
 
+/* Rows from i on that belong to the same session. */
+static uint32_t run_length(const node_row_t *rows, uint32_t n, uint32_t i)
+{
+    uint32_t end = i + 1;
+    while (end < n && rows[end].kv == rows[i].kv)
+        end++;
+    return end - i;
+}
+
 /* Checks all rows and cuts them into blocks; changes nothing outside the engine. */
 static vc_status_t plan(node_pass_t *pass, vc_err_t *err)
 {
     node_engine_t *eng = pass->eng;
-    uint32_t per_block = node_attend_block_rows(eng), run = 0;
+    uint32_t per_block = 0, run = 0;
     for (uint32_t i = 0; i < pass->n_rows; i++) {
         const node_row_t *row = &pass->rows[i];
         vc_status_t st = VC_OK;
         bool starts = i == 0 || row->kv != pass->rows[i - 1].kv;
-        if (starts)
+        if (starts) {
+            per_block = node_attend_block_rows(eng, run_length(pass->rows, pass->n_rows, i));
             st = check_session(pass, i, err);
+        }
         run = starts ? 0 : run + 1;
         if (st == VC_OK)
             st = check_row(eng, row, i, row->kv->n_tokens + run, err);
@@ -311,15 +351,6 @@ static vc_status_t plan(node_pass_t *pass, vc_err_t *err)
             eng->want[pass->n_want++] = i;
     }
     return VC_OK;
-}
-
-/* Rows from i on that belong to the same session. */
-static uint32_t run_length(const node_row_t *rows, uint32_t n, uint32_t i)
-{
-    uint32_t end = i + 1;
-    while (end < n && rows[end].kv == rows[i].kv)
-        end++;
-    return end - i;
 }
 
 /* A pass that failed: rows that it wrote are zeroed again. */
