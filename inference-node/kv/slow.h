@@ -62,6 +62,9 @@ typedef struct node_slow_pool_stats {
     uint32_t n_buffers, n_sessions;
     bool ring, fixed; /* io_uring; with registered buffers */
 } node_slow_pool_stats_t;
+/* Keeps the reads going: the disk has work for some ten milliseconds, so to be called more often than that while others
+ * compute (node_engine_between). Costs next to nothing while nothing has come. */
+void node_slow_pool_poll(node_slow_pool_t *pool);
 void node_slow_pool_stats(node_slow_pool_t *pool, node_slow_pool_stats_t *stats_p);
 
 /* ---- one session ---- */
@@ -91,8 +94,10 @@ vc_status_t node_kv_set_slow(node_kv_t *kv, node_slow_t *slow);
 /* ---- between passes: reading ahead in a pool. A session without a tier has nothing to read. ---- */
 
 /* Reads ahead until `bytes` of the next pass, in the order of layers, are in memory or under way, as far as the pool
- * has buffers; the wish stands until the pass has begun, the next call or node_slow_drop. Never waits. INVALID: the
- * session has buffers of its own; STALE: it has failed. */
+ * has buffers. Never waits. Wishes are served in the order of the calls, and stand until they are met, the session's
+ * pass is over, or node_slow_drop. A call for more than the last one adds a wish for the rest, which comes after those
+ * that others have made meanwhile; a call for less replaces what is not met. INVALID: the session has buffers of its
+ * own; STALE: it has failed. */
 vc_status_t node_slow_prefetch(node_kv_t *kv, uint64_t bytes);
 /* Bytes of the next pass that have come. Never waits. */
 uint64_t node_slow_arrived(node_kv_t *kv);

@@ -12,7 +12,8 @@ enum {
     NODE_SLOW_SLOTS_MAX = 3, /* buffers of a session alone */
     NODE_SLOW_CHUNKS = 64,   /* reads that a buffer is filled by, at most */
     NODE_SLOW_AHEAD = 4,     /* blocks written before they have to leave memory, at most */
-    NODE_SLOW_IN_PASS = 2    /* buffers that a session of a pool has at least in its pass */
+    NODE_SLOW_IN_PASS = 2,   /* buffers that a session of a pool has at least in its pass */
+    NODE_SLOW_WISHES = 4     /* of a session, that are not met; further ones extend the last */
 };
 
 typedef struct node_slow_buffer {
@@ -34,6 +35,11 @@ typedef struct node_slow_write {
     node_page_t *page;     /* a reference while it is written, else NULL */
     node_slow_req_t *reqs; /* [n_layer] */
 } node_slow_write_t;
+
+/* Read ahead up to so many bytes of the next pass; tickets say whose turn it is. */
+typedef struct node_slow_wish {
+    uint64_t bytes, ticket;
+} node_slow_wish_t;
 
 struct node_slow_pool {
     pthread_mutex_t lock;
@@ -71,11 +77,12 @@ struct node_slow {
      * again at 0 after each pass. next_read: the first that has not been asked for in full. */
     node_slow_slot_t *slots; /* [n_layer] */
     uint64_t next_use, next_read;
-    uint32_t n_held;      /* buffers in use */
-    bool active;          /* in a pass of a pool */
-    uint64_t want, asked; /* bytes of the next pass that were wished for; asked for so far */
-    uint64_t ticket;      /* order of the wishes */
-    vc_err_t failed;      /* status OK: it has not */
+    uint32_t n_held;                           /* buffers in use */
+    bool active;                               /* in a pass of a pool */
+    uint64_t asked;                            /* bytes of the next pass that were asked for so far */
+    node_slow_wish_t wishes[NODE_SLOW_WISHES]; /* what shall be, oldest first, each beyond the one before */
+    uint32_t n_wishes;
+    vc_err_t failed; /* status OK: it has not */
     node_slow_stats_t stats;
 };
 

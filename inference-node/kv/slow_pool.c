@@ -209,7 +209,7 @@ void node_slow_restart(node_slow_t *s)
     for (uint32_t i = 0; i < s->dims.n_layer; i++)
         node_slow_pool_put(s, &s->slots[i]);
     s->next_use = s->next_read = 0;
-    s->want = s->asked = 0;
+    s->asked = s->n_wishes = 0;
 }
 
 void node_slow_pool_leave(node_slow_t *s)
@@ -279,13 +279,22 @@ static node_slow_buffer_t *take(node_slow_t *s)
 
 /* ---- the order of reads ---- */
 
+/* The first wish that is not met, or NULL. */
+static const node_slow_wish_t *open_wish(const node_slow_t *s)
+{
+    for (uint32_t i = 0; i < s->n_wishes; i++)
+        if (s->wishes[i].bytes > s->asked)
+            return &s->wishes[i];
+    return NULL;
+}
+
 /* Whether something is due for it, and there is a place where to put it. */
 static bool can_read(const node_slow_t *s)
 {
     if (s->n_spilled == 0 || s->failed.status != VC_OK)
         return false;
     uint64_t end = s->own ? s->next_use + s->n_slots : s->dims.n_layer;
-    if (s->next_read >= end || (!s->own && !s->active && s->asked >= s->want))
+    if (s->next_read >= end || (!s->own && !s->active && open_wish(s) == NULL))
         return false;
     return s->slots[s->next_read % s->dims.n_layer].buffer != NULL || may_take(s);
 }
@@ -295,7 +304,7 @@ static bool goes_before(const node_slow_t *a, const node_slow_t *b)
 {
     if (a->active != b->active)
         return a->active;
-    return a->active ? a->next_read < b->next_read : a->ticket < b->ticket;
+    return a->active ? a->next_read < b->next_read : open_wish(a)->ticket < open_wish(b)->ticket;
 }
 
 static node_slow_t *next_reader(const node_slow_pool_t *p)
@@ -395,6 +404,15 @@ vc_status_t node_slow_pool_wait(node_slow_t *s, node_slow_slot_t *slot, vc_err_t
 
 /* ---- reading ahead ---- */
 
+static void wish(node_slow_t *s, uint64_t bytes)
+{
+    if (open_wish(s) == NULL || bytes <= s->wishes[s->n_wishes - 1].bytes)
+        s->n_wishes = 0; /* met, or taken back: this one stands alone */
+    if (s->n_wishes < NODE_SLOW_WISHES)
+        s->wishes[s->n_wishes++].ticket = ++s->pool->last_ticket;
+    s->wishes[s->n_wishes - 1].bytes = bytes;
+}
+
 vc_status_t node_slow_prefetch(node_kv_t *kv, uint64_t bytes)
 {
     node_slow_t *s = kv->slow;
@@ -405,12 +423,17 @@ vc_status_t node_slow_prefetch(node_kv_t *kv, uint64_t bytes)
     node_slow_pool_t *p = s->pool;
     pthread_mutex_lock(&p->lock);
     vc_status_t st = s->failed.status == VC_OK ? VC_OK : VC_ERR_STALE;
-    if (s->asked >= s->want && s->asked < bytes)
-        s->ticket = ++p->last_ticket;
-    s->want = bytes;
+    wish(s, bytes);
     node_slow_pool_pump(p);
     pthread_mutex_unlock(&p->lock);
     return st;
+}
+
+void node_slow_pool_poll(node_slow_pool_t *p)
+{
+    pthread_mutex_lock(&p->lock);
+    node_slow_pool_pump(p);
+    pthread_mutex_unlock(&p->lock);
 }
 
 uint64_t node_slow_arrived(node_kv_t *kv)

@@ -254,6 +254,12 @@ uint64_t node_engine_saturations(const node_engine_t *eng)
     return atomic_load_explicit(&((node_engine_t *)eng)->saturations, memory_order_relaxed);
 }
 
+void node_engine_between(node_engine_t *eng, void (*fn)(void *arg), void *arg)
+{
+    eng->between = fn;
+    eng->between_arg = arg;
+}
+
 uint32_t node_engine_n_threads(const node_engine_t *eng) { return eng->n_threads; }
 uint32_t node_engine_max_rows(const node_engine_t *eng) { return eng->max_rows; }
 

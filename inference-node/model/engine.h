@@ -86,6 +86,9 @@ vc_status_t node_forward(node_engine_t *eng, const node_row_t *rows, uint32_t n_
 /* tokens[0..n) appended to kv in passes of at most max_rows; logits (may be NULL) of the last one. */
 vc_status_t node_prefill(node_engine_t *eng, node_kv_t *kv, const uint32_t *tokens, uint32_t n, float *logits,
                          const node_capture_t *capture, vc_err_t *err);
+/* From now on fn(arg) is called on the thread of node_forward before each layer of every pass: short work that cannot
+ * wait for the end of a pass. NULL: no more. Not during a pass. */
+void node_engine_between(node_engine_t *eng, void (*fn)(void *arg), void *arg);
 /* Threads of a pass, and rows of one at most. */
 uint32_t node_engine_n_threads(const node_engine_t *eng);
 uint32_t node_engine_max_rows(const node_engine_t *eng);

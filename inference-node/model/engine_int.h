@@ -37,6 +37,8 @@ struct node_engine {
     node_team_t *team;
     uint32_t n_threads, max_rows;
     _Atomic uint64_t saturations;
+    void (*between)(void *arg); /* before each layer, by thread 0 */
+    void *between_arg;
     uint64_t scratch_bytes;
     uint8_t *scratch; /* one block that everything below lies in */
 

@@ -266,6 +266,8 @@ void node_forward_worker(void *arg, uint32_t thread)
     each_row(pass, 0, 0, pass->n_rows, row_embed);
     for (uint32_t layer = 0; layer < eng->info.n_layer; layer++) {
         uint32_t first = layer + 1 == eng->info.n_layer ? pass->tail : 0;
+        if (thread == 0 && eng->between != NULL)
+            eng->between(eng->between_arg);
         kv_part(pass, layer, thread);
         if (pass->streams && !node_stream_layer(pass, layer, thread))
             return;

@@ -308,6 +308,60 @@ Test(slow_pool, what_others_read_ahead_leaves_every_pass_its_two_buffers)
     teardown();
 }
 
+Test(slow_pool, wishes_are_served_in_the_order_in_which_they_were_made)
+{
+    setup();
+    pair_t *pairs = vc_calloc(3, sizeof *pairs), *p = pairs;
+    node_slow_pool_opts_t o = pool_opts(5, 1);
+    node_slow_pool_t *pool = open_pool(&o);
+    uint32_t one = 1;
+    for (uint32_t i = 0; i < 3; i++)
+        open_pair(&pairs[i], pool, 70 + i);
+    fill(pairs, 3, 700);
+    node_kv_t *a = &pairs[0].slow, *b = &pairs[1].slow, *c = &pairs[2].slow;
+    uint64_t layer = node_slow_pass_bytes(a) / N_LAYER;
+    GEN_OK(node_slow_prefetch(c, UINT64_MAX)); /* takes all that may be taken */
+    await(c, 3 * layer);
+    GEN_OK(node_slow_prefetch(a, layer)); /* what each has to have, */
+    GEN_OK(node_slow_prefetch(b, layer));
+    GEN_OK(node_slow_prefetch(a, UINT64_MAX)); /* then what would be good */
+    GEN_OK(node_slow_prefetch(b, UINT64_MAX));
+    cr_assert_eq(node_slow_arrived(a) + node_slow_arrived(b), 0);
+    node_slow_drop(c);
+    await(a, 2 * layer);
+    await(b, layer);
+    GEN_OK(node_slow_prefetch(a, 2 * layer)); /* less than before: the rest is taken back */
+    same_pass(&p, 1, &one);
+    await(b, 3 * layer);
+    cr_assert_eq(node_slow_arrived(a), 0);
+    for (uint32_t i = 0; i < 3; i++) {
+        check_digests(&pairs[i]);
+        close_pair(&pairs[i]);
+    }
+    node_slow_pool_destroy(pool);
+    vc_free(pairs);
+    teardown();
+}
+
+static void count(void *calls) { ++*(uint32_t *)calls; }
+
+Test(slow_pool, the_engine_gives_time_to_others_before_each_layer)
+{
+    setup();
+    static float logits[TINY_N_VOCAB];
+    uint32_t calls = 0, tokens[] = {40, 41};
+    node_kv_t kv;
+    GEN_OK(node_kv_init(&kv, &dims, NULL));
+    node_engine_between(engine, count, &calls);
+    GEN_OK(node_prefill(engine, &kv, tokens, 2, logits, NULL, &gen_err));
+    cr_assert_eq(calls, N_LAYER);
+    node_engine_between(engine, NULL, NULL);
+    GEN_OK(node_prefill(engine, &kv, tokens, 1, logits, NULL, &gen_err));
+    cr_assert_eq(calls, N_LAYER);
+    node_kv_fini(&kv);
+    teardown();
+}
+
 Test(slow_pool, sessions_come_and_go_while_their_reads_are_under_way)
 {
     setup();
