@@ -1,11 +1,12 @@
 /*
  * A soak of identity: is what is committed the same, bit for bit, however it was made? Random requests on small random
  * models and, where one is named, on a real one. Each is decoded plainly and then several times in ways drawn at
- * random: compressor, draft length, threads, instruction set, prefill cut, prefix hit, resumption, slow tier. Tokens,
- * the reason of the end, a digest of the committed logits and one of the full KV are compared. A difference is printed
- * with all its parameters; the exit code is 1 then. The figure is the number of differences: 0.
+ * random: compressor, draft source, draft length, threads, instruction set, prefill cut, prefix hit, resumption, slow
+ * tier with and without a pool and with transfers held back; and with others in batches of 1 to 8. Tokens, the reason
+ * of the end, a digest of the committed logits and one of the full KV are compared. A difference is printed with all
+ * its parameters; the exit code is 1 then. The figure is the number of differences: 0.
  *   --seconds N (default 60; --quick 8), or --requests N instead
- *   --seed N (default 1), --only REQUEST[.RUN]: that one again
+ *   --seed N (default 1), --only REQUEST[.RUN]: that one again; --only A,B,C:N: batch N of these
  *   --model FILE (else VERICACHE_MODEL; without either small models only), --file-share N of 1000 requests (default 60)
  *   --text-dir DIR, --dir DIR for the files of the slow tier
  */
@@ -23,7 +24,9 @@ typedef struct {
     uint64_t seed;
     identity_model_t file, small;
     bool has_file;
-    uint32_t file_share;
+    uint64_t small_of; /* requests / IDENTITY_SAME that the small model is for */
+    uint32_t file_share, batch;
+    identity_group_t groups[2]; /* of small models, of the file's */
     uint64_t requests, runs, proposed, accepted, differences, refused;
     bench_samples_t resident; /* MiB, after every request */
 } soak_t;
@@ -52,6 +55,15 @@ static void told_once(const char *spec, const char *sentence)
     if (n_seen < VC_ARRAY_LEN(seen))
         snprintf(seen[n_seen++], sizeof seen[0], "%.199s", sentence);
     bench_note("refused: %s: %s", spec ? spec : "no compressor", sentence);
+}
+
+static void group_clear(identity_group_t *g)
+{
+    for (uint32_t i = 0; i < g->n; i++) {
+        node_verifier_destroy(g->members[i]->plain);
+        vc_free(g->members[i]);
+    }
+    g->n = 0;
 }
 
 static void one_run(soak_t *k, identity_model_t *m, const identity_request_t *q, uint32_t index, node_verifier_t *plain,
@@ -86,34 +98,75 @@ static void one_run(soak_t *k, identity_model_t *m, const identity_request_t *q,
 
 static identity_model_t *model_of(soak_t *k, uint32_t index)
 {
-    static uint64_t group = UINT64_MAX;
     identity_rng_t r = identity_rng(k->seed, index, 4);
     if (k->has_file && identity_chance(&r, k->file_share))
         return &k->file;
-    if (group != index / IDENTITY_SAME) {
+    if (k->small_of != index / IDENTITY_SAME) {
+        group_clear(&k->groups[0]);
         identity_model_close(&k->small);
         identity_model_small(&k->small, k->seed, index);
-        group = index / IDENTITY_SAME;
+        k->small_of = index / IDENTITY_SAME;
     }
     return &k->small;
+}
+
+/* Draws a request, decodes it plainly, and adds it to its model's group. */
+static identity_member_t *join(soak_t *k, uint32_t index)
+{
+    identity_model_t *m = model_of(k, index);
+    identity_group_t *g = &k->groups[m->is_file];
+    identity_member_t *member = vc_calloc(1, sizeof *member);
+    if (!member)
+        bench_fail("out of memory");
+    g->model = m;
+    g->seed = k->seed;
+    identity_draw_request(m, k->seed, index, &member->q);
+    identity_plain(m, &member->q, &member->plain, &member->base);
+    g->members[g->n++] = member;
+    return member;
+}
+
+static void different_in_batch(void *arg, const identity_member_t *m, const char *how, const char *words)
+{
+    soak_t *k = arg;
+    const identity_group_t *g = &k->groups[m->q.of_file];
+    k->differences++;
+    printf("DIFFERENT: request %u in a batch of %s: %s\n  model: %s\n  repeat with --seed %" PRIu64 " --only ",
+           m->q.index, how, words, g->model->name, k->seed);
+    for (uint32_t i = 0; i < g->n; i++)
+        printf("%s%u", i ? "," : "", g->members[i]->q.index);
+    printf(":%u\n", k->batch);
+    fflush(stdout);
+}
+
+static void one_batch(soak_t *k, identity_group_t *g, uint32_t index)
+{
+    identity_result_t sum = {0};
+    k->batch = index;
+    identity_batch(g, index, different_in_batch, k, &sum);
+    k->runs += sum.n;
+    k->proposed += sum.proposed;
+    k->accepted += sum.accepted;
 }
 
 /* only: one run of it; 0: all. */
 static void one_request(soak_t *k, uint32_t index, uint32_t only)
 {
-    static identity_request_t q;
-    static identity_result_t base;
-    node_verifier_t *plain = NULL;
-    identity_model_t *m = model_of(k, index);
-    identity_draw_request(m, k->seed, index, &q);
-    identity_plain(m, &q, &plain, &base);
+    identity_member_t *member = join(k, index);
+    const bool of_file = member->q.of_file;
+    identity_group_t *g = &k->groups[of_file];
     for (uint32_t run = 1; run <= IDENTITY_RUNS; run++)
         if (!only || run == only)
-            one_run(k, m, &q, run, plain, &base);
-    node_verifier_destroy(plain);
-    if (m->is_file)
-        identity_model_trim(m);
+            one_run(k, g->model, &member->q, run, member->plain, &member->base);
     k->requests++;
+    bool last_of_model = !of_file && index % IDENTITY_SAME == IDENTITY_SAME - 1;
+    if (!only && (last_of_model || g->n == (of_file ? IDENTITY_GROUP / 2 : IDENTITY_GROUP))) {
+        for (uint32_t i = 1; i <= IDENTITY_BATCHES; i++)
+            one_batch(k, g, i);
+        group_clear(g);
+    }
+    if (of_file)
+        identity_model_trim(&k->file);
     bench_add(&k->resident, resident_mib());
 }
 
@@ -142,9 +195,30 @@ static void soak(soak_t *k)
     print_progress(k, bench_now_s() - start);
 }
 
+/* A,B,C:N */
+static void repeat_batch(soak_t *k, const char *only)
+{
+    char *end;
+    identity_group_t *g = NULL;
+    for (;; only = end + 1) {
+        uint32_t index = (uint32_t)strtoul(only, &end, 10);
+        if (end == only || (*end != ',' && *end != ':') || (g != NULL && g->n == IDENTITY_GROUP))
+            bench_fail("--only A,B,C:N takes at most %d requests and the number of the batch", IDENTITY_GROUP);
+        g = &k->groups[join(k, index)->q.of_file];
+        if (*end == ':')
+            break;
+    }
+    one_batch(k, g, (uint32_t)strtoul(end + 1, NULL, 10));
+}
+
 static void repeat(soak_t *k, const char *only)
 {
     char *end;
+    if (strchr(only, ':')) {
+        repeat_batch(k, only);
+        print_progress(k, 0);
+        return;
+    }
     unsigned long request = strtoul(only, &end, 10), run = *end == '.' ? strtoul(end + 1, &end, 10) : 0;
     if (*end || end == only || run > IDENTITY_RUNS)
         bench_fail("--only takes REQUEST or REQUEST.RUN, RUN from 1 to %d, not %s", IDENTITY_RUNS, only);
@@ -174,6 +248,7 @@ int main(int argc, char **argv)
     const char *path = bench_option("model", getenv("VERICACHE_MODEL")), *only = bench_option("only", NULL);
     k.seed = strtoull(bench_option("seed", "1"), NULL, 10);
     k.file_share = (uint32_t)strtoul(bench_option("file-share", "60"), NULL, 10);
+    k.small_of = UINT64_MAX;
     k.has_file = path != NULL && path[0] != '\0';
     if (k.has_file)
         identity_model_file(&k.file, path);
@@ -188,6 +263,8 @@ int main(int argc, char **argv)
     bench_figure("identity_runs", (double)k.runs);
     bench_figure("identity_accepted", (double)k.accepted);
     bench_figure("identity_differences", (double)k.differences);
+    group_clear(&k.groups[0]);
+    group_clear(&k.groups[1]);
     identity_model_close(&k.small);
     if (k.has_file)
         identity_model_close(&k.file);

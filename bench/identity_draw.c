@@ -177,14 +177,16 @@ static void draw_drafts(const identity_model_t *m, const identity_request_t *q, 
     static const uint32_t rights[] = {0, 500, 900, 980, 1000};
     uint32_t n_blocks = q->n_prompt / NODE_TILE;
     v->x = identity_chance(r, 100) ? 0 : identity_chance(r, 200) ? NODE_DRAFT_AUTO : identity_log(r, 1, 64);
-    v->source = identity_chance(r, 250) ? IDENTITY_GUESSES : IDENTITY_DRAFTER;
+    v->drafts = identity_chance(r, 250) ? IDENTITY_GUESSES : IDENTITY_DRAFTER;
     v->right = PICK(r, rights);
-    v->spec = n_blocks && v->source == IDENTITY_DRAFTER && identity_chance(r, 920) ? draw_spec(m, r) : NULL;
+    v->spec = n_blocks && v->drafts == IDENTITY_DRAFTER && identity_chance(r, 920) ? draw_spec(m, r) : NULL;
     v->body_blocks = n_blocks;
     if (n_blocks && identity_chance(r, 300))
         v->body_blocks = 1 + identity_below(r, n_blocks);
-    if (v->source == IDENTITY_GUESSES && (v->x == NODE_DRAFT_AUTO || v->x == 0))
+    if (v->drafts == IDENTITY_GUESSES && (v->x == NODE_DRAFT_AUTO || v->x == 0))
         v->x = 64;
+    v->source = (identity_source_t)identity_below(r, IDENTITY_N_SOURCES);
+    v->costs = identity_chance(r, 300);
 }
 
 static node_isa_t draw_isa(const identity_model_t *m, const identity_request_t *q, identity_rng_t *r)
@@ -210,8 +212,13 @@ void identity_draw_run(const identity_model_t *m, const identity_request_t *q, u
     if (identity_chance(&r, 500))
         v->hit_blocks = identity_chance(&r, 400) ? n_blocks : identity_below(&r, n_blocks + 1);
     v->n_resume = identity_chance(&r, 120) ? 1 + identity_below(&r, 100) : 0;
-    v->slow_part = identity_chance(&r, 350) ? identity_unit(&r) : -1;
+    v->tier = identity_chance(&r, 300) ? IDENTITY_IN_RAM : (identity_tier_t)(1 + identity_below(&r, 2));
+    if (v->tier != IDENTITY_IN_RAM && identity_chance(&r, 700))
+        v->cut = 16 + identity_below(&r, 49); /* narrow passes need little memory: more is in the file */
+    v->slow_part = identity_chance(&r, 400) ? 0 : identity_unit(&r);
+    v->hold_part = identity_chance(&r, 400) ? 0 : identity_unit(&r);
     v->slow_threads = identity_chance(&r, 300);
-    if (m->info.n_layer < 3 || q->n_prompt < 10 * NODE_TILE)
-        v->slow_part = -1;
+    v->delay_seed = identity_chance(&r, 600) ? 1 + identity_below(&r, 1u << 30) : 0;
+    if (m->info.n_layer < 3 || q->n_prompt < 5 * NODE_TILE)
+        v->tier = IDENTITY_IN_RAM;
 }

@@ -93,6 +93,13 @@ node_engine_t *identity_plain_engine(identity_model_t *m)
     return identity_engine(m, m->is_file ? 2 : 1, NODE_ISA_AUTO);
 }
 
+node_costs_t *identity_costs(identity_model_t *m)
+{
+    if (!m->costs.known)
+        OK(node_costs_measure(&m->costs, identity_plain_engine(m), vc_clock_system(), &err));
+    return &m->costs;
+}
+
 void identity_model_trim(identity_model_t *m)
 {
     node_engine_t *plain = identity_plain_engine(m);

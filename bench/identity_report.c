@@ -54,8 +54,11 @@ static const char *isa_name(const identity_model_t *m, const identity_run_t *v)
 }
 static const char *spec_name(const identity_run_t *v)
 {
-    return v->source == IDENTITY_GUESSES ? "guesses" : v->spec ? v->spec : "full KV";
+    return v->drafts == IDENTITY_GUESSES ? "guesses" : v->spec ? v->spec : "full KV";
 }
+
+static const char *const source_names[IDENTITY_N_SOURCES] = {"none", "n-grams", "wild guesses"};
+static const char *const tier_names[IDENTITY_N_TIERS] = {"in memory", "in a file", "in a file, buffers of a pool"};
 
 static void count_request(const identity_model_t *m, const identity_request_t *q, const identity_result_t *got)
 {
@@ -70,6 +73,11 @@ static void count_request(const identity_model_t *m, const identity_request_t *q
     count("penalties", s->repeat_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0 ? "yes" : "no",
           got);
     count("stop strings", q->n_stops ? "yes" : "no", got);
+}
+
+void identity_count_value(const char *axis, const char *value, const identity_result_t *got)
+{
+    count(axis, value, got);
 }
 
 void identity_count(const identity_model_t *m, const identity_request_t *q, const identity_run_t *v,
@@ -89,7 +97,14 @@ void identity_count(const identity_model_t *m, const identity_request_t *q, cons
                                                      : "a part",
           got);
     count("resumed", v->n_resume ? "yes" : "no", got);
-    count("slow tier", !got->spilled ? "no" : v->slow_threads ? "threads" : "ring where there is one", got);
+    count("draft source", v->drafts == IDENTITY_GUESSES ? "no" : source_names[v->source], got);
+    count("full KV", got->spilled ? tier_names[v->tier] : tier_names[IDENTITY_IN_RAM], got);
+    if (got->spilled)
+        count("transfers",
+              v->delay_seed                                     ? "held back at random"
+              : v->slow_threads && v->tier == IDENTITY_OWN_TIER ? "threads"
+                                                                : "ring where there is one",
+              got);
 }
 
 static int by_axis_and_value(const void *a, const void *b)
@@ -134,12 +149,13 @@ void identity_describe(FILE *f, const identity_model_t *m, const identity_reques
     fprintf(f, "\n  drafts: %s, length %s", spec_name(v), length_name(v));
     if (v->x != NODE_DRAFT_AUTO)
         fprintf(f, " (%u)", v->x);
-    fprintf(f, ", %u blocks compressed, %u of 1000 guesses right\n", v->body_blocks, v->right);
+    fprintf(f, ", %u blocks compressed, %u of 1000 guesses right, source: %s%s\n", v->body_blocks, v->right,
+            source_names[v->source], v->costs ? ", costs known" : "");
     fprintf(f, "  %u threads, %s, prefill cut %u, hit of %u blocks, resumed at %u %%, ", v->threads,
             node_isa_name(v->isa), v->cut, v->hit_blocks, v->n_resume);
-    if (v->slow_part < 0)
-        fprintf(f, "no slow tier\n");
-    else
-        fprintf(f, "slow tier (%s), %.0f %% of what is above the least in memory\n",
-                v->slow_threads ? "threads" : "ring", 100 * v->slow_part);
+    fprintf(f, "full KV %s", tier_names[v->tier]);
+    if (v->tier != IDENTITY_IN_RAM)
+        fprintf(f, ", memory %.0f %%, buffers %.0f %% above the least, by %s, delays from %" PRIu64, 100 * v->slow_part,
+                100 * v->hold_part, v->slow_threads ? "threads" : "ring", v->delay_seed);
+    fputc('\n', f);
 }

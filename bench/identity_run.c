@@ -7,7 +7,7 @@
 #include "identity_parts.h"
 #include "role/local_body.h"
 
-enum { MAX_DRAFT = 64, PASS_ROWS = 256 };
+enum { MAX_DRAFT = 64 };
 
 static vc_err_t err;
 #define OK(call) BENCH_OK(call, err)
@@ -20,46 +20,28 @@ static vc_err_t err;
 
 /* ---- parts of a run ---- */
 
+void identity_verifier_opts(const identity_model_t *m, const identity_request_t *q, node_engine_t *engine,
+                            node_verifier_opts_t *o)
+{
+    node_verifier_opts_default(o);
+    o->engine = engine;
+    o->tok = m->tok;
+    o->sampling = q->sampling;
+    o->end_tokens = q->ends;
+    o->n_end_tokens = q->n_ends;
+    o->stops = q->stops;
+    o->n_stops = q->n_stops;
+    o->max_tokens = q->max_tokens;
+    o->context = q->context ? q->context : IDENTITY_CONTEXT;
+    o->max_draft = MAX_DRAFT;
+}
+
 static vc_status_t make_verifier(identity_model_t *m, const identity_request_t *q, node_engine_t *engine,
                                  node_verifier_t **v_p, vc_err_t *error)
 {
     node_verifier_opts_t o;
-    node_verifier_opts_default(&o);
-    o.engine = engine;
-    o.tok = m->tok;
-    o.sampling = q->sampling;
-    o.end_tokens = q->ends;
-    o.n_end_tokens = q->n_ends;
-    o.stops = q->stops;
-    o.n_stops = q->n_stops;
-    o.max_tokens = q->max_tokens;
-    o.context = q->context ? q->context : IDENTITY_CONTEXT;
-    o.max_draft = MAX_DRAFT;
+    identity_verifier_opts(m, q, engine, &o);
     return node_verifier_create(&o, q->prompt, q->n_prompt, v_p, error);
-}
-
-/* Memory between the least that works and all of it. */
-static vc_status_t add_slow(const identity_run_t *v, const identity_request_t *q, node_kv_t *kv, vc_err_t *error)
-{
-    node_slow_opts_t o = {.dir = bench_tmpdir(),
-                          .max_tokens = q->n_prompt + q->max_tokens + MAX_DRAFT,
-                          .pass_rows = PASS_ROWS,
-                          .io = v->slow_threads ? NODE_SLOW_IO_THREADS : NODE_SLOW_IO_AUTO};
-    const node_kv_dims_t *d = &kv->dims;
-    uint64_t part = (uint64_t)d->n_kv_head * 2 * NODE_TILE * d->head_dim * sizeof(uint16_t), layers = d->n_layer;
-    uint64_t n = o.max_tokens / NODE_TILE + 1, least = PASS_ROWS / NODE_TILE + 3;
-    uint64_t low = least * layers + 2 * (n - VC_MIN(n, least)), high = n * layers;
-    node_slow_t *slow;
-    if (high <= low)
-        return VC_OK;
-    o.ram_bytes = part * (low + (uint64_t)(v->slow_part * (double)(high - low)));
-    if (!node_slow_needed(d, &o))
-        return VC_OK;
-    TRY(node_slow_create(d, &o, &slow, error));
-    vc_status_t st = node_kv_set_slow(kv, slow);
-    if (st != VC_OK)
-        node_slow_destroy(slow);
-    return st;
 }
 
 /* Blocks of the prompt by way of full records: what a cache server would hand out. */
@@ -98,8 +80,10 @@ static vc_status_t make_body(identity_model_t *m, const identity_request_t *q, c
 /* ---- rounds ---- */
 
 static vc_status_t with_drafter(identity_model_t *m, const identity_request_t *q, const identity_run_t *v,
-                                node_engine_t *engine, node_verifier_t *verifier, vc_err_t *error)
+                                node_engine_t *engine, node_verifier_t *verifier, const identity_result_t *base,
+                                vc_err_t *error)
 {
+    identity_rng_t r = identity_rng(q->seed, q->index, 2000 + v->index);
     node_body_t *body = NULL;
     node_session_t *s = NULL;
     node_session_opts_t so;
@@ -110,15 +94,22 @@ static vc_status_t with_drafter(identity_model_t *m, const identity_request_t *q
     if (v->spec)
         TRY(make_body(m, q, v, engine, verifier, &body, error));
     so.draft_length = v->x;
+    so.costs = v->costs ? identity_costs(m) : NULL;
+    so.name = v->spec;
     d.engine = engine;
     d.body = body;
     d.sampling = q->sampling;
     d.context = q->context ? q->context : IDENTITY_CONTEXT;
     d.max_draft = MAX_DRAFT;
+    d.source = identity_make_source(m, q, v, base);
     vc_status_t st = node_session_create(&so, &d, verifier, &s, error);
-    while (st == VC_OK && verdict.finish == NODE_FINISH_NONE)
-        st = node_session_round(s, &verdict, error);
+    while (st == VC_OK && verdict.finish == NODE_FINISH_NONE) {
+        st = v->tier == IDENTITY_POOL ? identity_poke_tier(&r, node_verifier_kv(verifier)) : VC_OK;
+        if (st == VC_OK)
+            st = node_session_round(s, &verdict, error);
+    }
     node_session_destroy(s);
+    node_source_destroy(d.source);
     node_body_put(body);
     return st;
 }
@@ -156,6 +147,8 @@ static vc_status_t with_guesses(const identity_model_t *m, const identity_reques
             bool right = at + i < base->n && identity_chance(&r, v->right);
             drafts[i] = right ? base->tokens[at + i] : identity_below(&r, m->info.n_vocab);
         }
+        if (v->tier == IDENTITY_POOL)
+            TRY(identity_poke_tier(&r, node_verifier_kv(verifier)));
         if (identity_chance(&r, 80))
             TRY(abandon(engine, verifier, drafts, n, identity_chance(&r, 500), error));
         TRY(node_verifier_step(verifier, drafts, n, &verdict, error));
@@ -165,7 +158,7 @@ static vc_status_t with_guesses(const identity_model_t *m, const identity_reques
 
 /* ---- results ---- */
 
-static vc_status_t collect(node_verifier_t *v, identity_result_t *out, vc_err_t *error)
+vc_status_t identity_collect(node_verifier_t *v, identity_result_t *out, vc_err_t *error)
 {
     uint32_t n, n_prompt = node_verifier_n_prompt(v);
     const uint32_t *tokens = node_verifier_tokens(v, &n);
@@ -196,7 +189,7 @@ void identity_plain(identity_model_t *m, const identity_request_t *q, node_verif
     OK(node_verifier_start(*v_p, 0, &verdict, &err));
     while (verdict.finish == NODE_FINISH_NONE)
         OK(node_verifier_step(*v_p, NULL, 0, &verdict, &err));
-    OK(collect(*v_p, out, &err));
+    OK(identity_collect(*v_p, out, &err));
 }
 
 static vc_status_t run_in(identity_model_t *m, const identity_request_t *q, const identity_run_t *v,
@@ -205,8 +198,6 @@ static vc_status_t run_in(identity_model_t *m, const identity_request_t *q, cons
 {
     node_verdict_t verdict;
     uint32_t n_resume = (uint32_t)((uint64_t)base->n * v->n_resume / 100);
-    if (v->slow_part >= 0)
-        TRY(add_slow(v, q, node_verifier_kv(verifier), error));
     TRY(load_hit(m, q, v->hit_blocks, plain, verifier, error));
     if (n_resume)
         TRY(node_verifier_resume(verifier, base->tokens, n_resume, &verdict, error));
@@ -214,8 +205,8 @@ static vc_status_t run_in(identity_model_t *m, const identity_request_t *q, cons
         TRY(node_verifier_start(verifier, v->cut, &verdict, error));
     if (verdict.finish != NODE_FINISH_NONE)
         return VC_OK;
-    return v->source == IDENTITY_GUESSES ? with_guesses(m, q, v, engine, verifier, base, error)
-                                         : with_drafter(m, q, v, engine, verifier, error);
+    return v->drafts == IDENTITY_GUESSES ? with_guesses(m, q, v, engine, verifier, base, error)
+                                         : with_drafter(m, q, v, engine, verifier, base, error);
 }
 
 vc_status_t identity_run(identity_model_t *m, const identity_request_t *q, const identity_run_t *v,
@@ -223,13 +214,17 @@ vc_status_t identity_run(identity_model_t *m, const identity_request_t *q, const
 {
     node_engine_t *engine = identity_engine(m, v->threads, v->isa);
     node_verifier_t *verifier = NULL;
+    node_slow_pool_t *pool = NULL;
     memset(out, 0, sizeof *out);
     vc_status_t st = make_verifier(m, q, engine, &verifier, error);
     if (st == VC_OK)
+        st = identity_add_tier(v, q, node_verifier_kv(verifier), &pool, error);
+    if (st == VC_OK)
         st = run_in(m, q, v, plain, base, engine, verifier, error);
     if (st == VC_OK)
-        st = collect(verifier, out, error);
+        st = identity_collect(verifier, out, error);
     node_verifier_destroy(verifier);
+    node_slow_pool_destroy(pool);
     return st;
 }
 
