@@ -36,7 +36,7 @@ vc_status_t identity_add_tier(const identity_run_t *v, const identity_request_t 
 {
     node_slow_opts_t o = {.dir = bench_tmpdir(),
                           .max_tokens = q->n_prompt + q->max_tokens + MAX_DRAFT,
-                          .pass_rows = VC_MAX(v->cut ? v->cut : ENGINE_ROWS, MAX_DRAFT + 1u),
+                          .pass_rows = VC_MAX(v->cut && !v->n_resume ? v->cut : ENGINE_ROWS, MAX_DRAFT + 1u),
                           .io = v->slow_threads ? NODE_SLOW_IO_THREADS : NODE_SLOW_IO_AUTO,
                           .delay_seed = v->delay_seed};
     const node_kv_dims_t *d = &kv->dims;
