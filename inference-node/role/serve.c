@@ -3,10 +3,13 @@
  * the gRPC server's slot threads (role/verify_session.h). SIGTERM and SIGINT let running streams go on for a grace
  * period, then end.
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "role/cmd.h"
 #include "role/verify_session.h"
@@ -20,13 +23,13 @@
 #define MESSAGE_MAX_BYTES (8u << 20)
 
 typedef struct serve_opts {
-    const char *model, *listen, *server, *port_file, *calibration;
+    const char *model, *listen, *server, *port_file, *calibration, *kv_dir;
     int role, isa, log_level;
     uint64_t threads, kv_ram, max_draft, streams, grace_ms;
     bool store, data_plane, insecure;
 } serve_opts_t;
 
-#define SERVE_N_OPTS 17
+#define SERVE_N_OPTS 18
 static void fill_table(serve_opts_t *o, vc_opt_t *table)
 {
     const vc_opt_t rows[SERVE_N_OPTS] = {
@@ -40,6 +43,8 @@ static void fill_table(serve_opts_t *o, vc_opt_t *table)
         {"threads", VC_OPT_U64, &o->threads, "2", 1, 256, NULL, "compute threads"},
         {"isa", VC_OPT_ENUM, &o->isa, "auto", 0, 0, "auto|scalar|avx2|avx512", "instruction set"},
         {"kv-ram", VC_OPT_BYTES, &o->kv_ram, "4GiB", 1 << 20, 0, NULL, "full KV of all requests together"},
+        {"kv-dir", VC_OPT_STRING, &o->kv_dir, NULL, 0, 0, NULL,
+         "files for full KV beyond a request's share of --kv-ram (none: more requests than fit are refused)"},
         {"max-draft", VC_OPT_U64, &o->max_draft, "64", 1, 255, NULL, "drafts verified in one pass"},
         {"streams", VC_OPT_U64, &o->streams, "8", 1, 256, NULL, "requests served at once"},
         {"grace-ms", VC_OPT_U64, &o->grace_ms, "2000", 0, 600000, NULL, "time for running requests at shutdown"},
@@ -85,6 +90,15 @@ static vc_status_t start_and_wait(const serve_opts_t *o, node_verify_service_t *
 }
 
 /* Before the model is read, which takes a while. */
+static vc_status_t check_kv_dir(const char *dir, vc_err_t *err)
+{
+    struct stat st;
+    int e = stat(dir, &st) != 0 ? errno : !S_ISDIR(st.st_mode) ? ENOTDIR : access(dir, W_OK | X_OK) != 0 ? errno : 0;
+    return e == 0 ? VC_OK
+                  : vc_err_set(err, vc_status_from_path_errno(e), "--kv-dir: no file can be made in %s: %s", dir,
+                               strerror(e));
+}
+
 static vc_status_t check_addresses(const serve_opts_t *o, vc_err_t *err)
 {
     vc_status_t status = vc_addr_check(o->listen, err);
@@ -101,6 +115,8 @@ static vc_status_t check_addresses(const serve_opts_t *o, vc_err_t *err)
 static vc_status_t run_serve(const serve_opts_t *o, vc_err_t *err)
 {
     vc_status_t status = check_addresses(o, err);
+    if (status == VC_OK && o->kv_dir != NULL && o->kv_dir[0] != '\0')
+        status = check_kv_dir(o->kv_dir, err);
     if (status != VC_OK)
         return status;
     if (!vc_addr_is_loopback(o->listen) && !o->insecure)
@@ -131,6 +147,8 @@ static vc_status_t run_serve(const serve_opts_t *o, vc_err_t *err)
         .cache_opts = o->server != NULL && o->server[0] != '\0' ? &copts : NULL,
         .store_at_end = o->store,
         .kv_ram_bytes = o->kv_ram,
+        .kv_dir = o->kv_dir != NULL && o->kv_dir[0] != '\0' ? o->kv_dir : NULL,
+        .n_slots = (uint32_t)o->streams,
         .max_draft = (uint32_t)o->max_draft,
         .clock = vc_clock_system(),
     };

@@ -9,8 +9,10 @@
 
 #include <string.h>
 
+#include "kv/slow.h"
 #include "role/patience.h"
 #include "role/store_chain.h"
+#include "role/verify_kv.h"
 #include "role/verify_queue.h"
 #include "speculate/verifier.h"
 #include "vc/log.h"
@@ -34,32 +36,14 @@ typedef struct stream {
     float *logits;    /* [max_draft + 1][n_vocab] */
     node_row_t *rows; /* [PREFILL_ROWS or max_draft + 1] */
     uint32_t rows_cap;
-    uint64_t kv_bytes; /* reserved in the service's budget */
-    double step_us;    /* a pass without drafts, decayed mean */
+    node_verify_kv_t kv;
+    double step_us; /* a pass without drafts, decayed mean */
     node_patience_t patience;
     bool wants_rows;    /* the drafter asked for rows of verified tokens */
     uint32_t rows_sent; /* those before this position are with it */
     bool half_closed;
+    vc_err_t *err; /* the sentence of what ends the stream */
 } stream_t;
-
-static uint64_t page_bytes(const node_model_info_t *info)
-{
-    return (uint64_t)info->n_layer * 2 * info->n_kv_head * info->head_dim * NODE_TILE * 2;
-}
-
-static vc_status_t reserve_kv(stream_t *s, vc_err_t *err)
-{
-    const node_model_info_t *info = node_engine_info(s->service->node->engine);
-    uint64_t tokens = VC_MIN((uint64_t)s->open->n_prompt + s->open->max_tokens, info->context);
-    uint64_t bytes = (tokens / NODE_TILE + 1) * page_bytes(info);
-    uint64_t used = atomic_fetch_add_explicit(&s->service->kv_bytes_used, bytes, memory_order_relaxed) + bytes;
-    s->kv_bytes = bytes;
-    if (used > s->service->kv_ram_bytes)
-        return vc_err_set(err, VC_ERR_BUSY,
-                          "full KV of this request needs %llu MB, of %llu MB (--kv-ram) too little is free",
-                          (unsigned long long)(bytes >> 20), (unsigned long long)(s->service->kv_ram_bytes >> 20));
-    return VC_OK;
-}
 
 static vc_status_t check_open(const node_model_info_t *info, const node_wire_open_t *open, vc_err_t *err)
 {
@@ -80,6 +64,13 @@ static vc_status_t check_open(const node_model_info_t *info, const node_wire_ope
     return node_sampling_check(&open->sampling, err);
 }
 
+/* Positions that the request may come to hold. */
+static uint64_t most_tokens(const stream_t *s, uint32_t drafts)
+{
+    uint64_t context = node_engine_info(s->service->node->engine)->context;
+    return VC_MIN((uint64_t)s->open->n_prompt + s->open->max_tokens + drafts, context);
+}
+
 static vc_status_t make_verifier(stream_t *s, vc_err_t *err)
 {
     node_t *node = s->service->node;
@@ -97,7 +88,10 @@ static vc_status_t make_verifier(stream_t *s, vc_err_t *err)
     opts.context = s->open->context;
     opts.max_draft = s->service->max_draft;
     opts.digest = true;
-    return node_verifier_create(&opts, s->open->prompt, s->open->n_prompt, &s->verifier, err);
+    vc_status_t status = node_verifier_create(&opts, s->open->prompt, s->open->n_prompt, &s->verifier, err);
+    return status == VC_OK
+               ? node_verify_kv_attach(s->service, s->verifier, most_tokens(s, s->service->max_draft), s->rows_cap, err)
+               : status;
 }
 
 /* Pages go straight from the fetch into the verifier; whatever is missing is computed. */
@@ -146,7 +140,7 @@ static vc_status_t run_pass(stream_t *s, const uint32_t *drafts, uint32_t n_draf
     node_pass_end(s->service->node);
     if (status != VC_OK) {
         (void)node_verifier_cancel(s->verifier, NULL);
-        return status;
+        return node_verify_kv_status(node_verifier_kv(s->verifier), status);
     }
     return node_verifier_judge(s->verifier, s->logits, verdict_p, err);
 }
@@ -179,11 +173,13 @@ static vc_status_t send_tail_rows(stream_t *s)
         uint16_t *rows = vc_alloc(n * row_bytes);
         if (rows == NULL)
             return VC_ERR_NOMEM;
-        for (uint32_t i = 0; i < n; i++) {
-            uint32_t at = s->rows_sent + i;
-            node_page_store_row(node_kv_page_at(kv, at / NODE_TILE), at % NODE_TILE, rows + i * (row_bytes / 2));
+        node_page_t *page = NULL;
+        for (uint32_t i = 0, at = s->rows_sent; status == VC_OK && i < n; i++, at++) {
+            status = node_verify_kv_page(&s->kv, kv, at / NODE_TILE, &page, s->err);
+            if (status == VC_OK)
+                node_page_store_row(page, at % NODE_TILE, rows + i * (row_bytes / 2));
         }
-        node_wire_verdict_t *wire = vc_calloc(1, sizeof(*wire));
+        node_wire_verdict_t *wire = status == VC_OK ? vc_calloc(1, sizeof(*wire)) : NULL;
         if (wire != NULL) {
             node_verifier_tokens(s->verifier, &wire->first);
             node_verifier_digest(s->verifier, &wire->digest);
@@ -192,7 +188,7 @@ static vc_status_t send_tail_rows(stream_t *s)
             wire->tail_rows = (const uint8_t *)rows;
             wire->tail_bytes = n * row_bytes;
             status = send_verdict_msg(s, wire);
-        } else {
+        } else if (status == VC_OK) {
             status = VC_ERR_NOMEM;
         }
         vc_free(wire);
@@ -385,6 +381,7 @@ static vc_status_t resume_prompt(stream_t *s, node_verdict_t *verdict_p, vc_err_
         node_pass_begin(node);
         status = node_prefill(node->engine, kv, open->prompt + kv->n_tokens, n, NULL, NULL, err);
         node_pass_end(node);
+        status = node_verify_kv_status(kv, status);
         if (status == VC_OK)
             status = say_alive(s, &said);
     }
@@ -427,11 +424,12 @@ static vc_status_t open_stream(stream_t *s, vc_err_t *err)
         status = node_wire_pack_opened(opened, &bytes);
     if (status == VC_OK)
         status = send_bytes(s, &bytes);
-    vc_log_info(
-        "verify",
-        "opened prompt=%u resumed=%u blocks_fetched=%u bytes=%llu fetch_ms=%u prefill_ms=%u drafter_numerics=%u",
-        s->open->n_prompt, s->open->n_committed, opened->blocks_fetched, (unsigned long long)opened->bytes_fetched,
-        opened->fetch_us / 1000, opened->prefill_us / 1000, s->open->drafter_numerics);
+    vc_log_info("verify",
+                "opened prompt=%u resumed=%u blocks_fetched=%u bytes=%llu fetch_ms=%u prefill_ms=%u blocks_in_file=%u "
+                "drafter_numerics=%u",
+                s->open->n_prompt, s->open->n_committed, opened->blocks_fetched,
+                (unsigned long long)opened->bytes_fetched, opened->fetch_us / 1000, opened->prefill_us / 1000,
+                node_verify_kv_spilled(node_verifier_kv(s->verifier)), s->open->drafter_numerics);
     vc_free(opened);
     if (status == VC_OK)
         status = send_verdict(s, &verdict);
@@ -445,11 +443,15 @@ static void store_new_blocks(stream_t *s)
         return;
     uint32_t n = 0;
     const uint32_t *tokens = node_verifier_tokens(s->verifier, &n);
-    node_kv_t *kv = node_verifier_kv(s->verifier);
-    node_cache_stored_t stored;
+    node_kv_t view;
+    node_cache_stored_t stored = {0};
     vc_err_t err = {0};
-    vc_status_t status = node_chain_store(s->service->node, s->cache, kv, tokens, VC_MIN(n, kv->n_tokens), &s->spec,
-                                          s->has_spec ? 1 : 0, NODE_STORE_ALL, &stored, &err);
+    vc_status_t status = node_slow_view(node_verifier_kv(s->verifier), &view, &err);
+    if (status == VC_OK) {
+        status = node_chain_store(s->service->node, s->cache, &view, tokens, VC_MIN(n, view.n_tokens), &s->spec,
+                                  s->has_spec ? 1 : 0, NODE_STORE_ALL, &stored, &err);
+        node_kv_fini(&view);
+    }
     if (status != VC_OK)
         vc_log_warn("verify", "new blocks not stored reason=\"%s\"", err.msg);
     else if (stored.n_stored > 0)
@@ -483,7 +485,7 @@ static vc_status_t serve_open(stream_t *s, vc_err_t *err)
     if (status == VC_OK)
         status = take_spec(s, err);
     if (status == VC_OK)
-        status = reserve_kv(s, err);
+        status = node_verify_kv_reserve(s->service, most_tokens(s, 0), &s->kv, err);
     if (status == VC_OK)
         status = make_verifier(s, err);
     if (status == VC_OK)
@@ -497,7 +499,7 @@ static vc_status_t serve_open(stream_t *s, vc_err_t *err)
 
 vc_status_t node_verify_stream(void *arg, vc_rpc_call_t *call, vc_err_t *err)
 {
-    stream_t s = {.service = arg, .call = call};
+    stream_t s = {.service = arg, .call = call, .err = err};
     node_wire_request_t request = {0};
     vc_bytes_t bytes;
     atomic_fetch_add_explicit(&s.service->n_streams, 1, memory_order_relaxed);
@@ -519,7 +521,7 @@ vc_status_t node_verify_stream(void *arg, vc_rpc_call_t *call, vc_err_t *err)
                     err != NULL ? err->msg : "");
     node_verifier_destroy(s.verifier);
     node_cache_close(s.cache);
-    atomic_fetch_sub_explicit(&s.service->kv_bytes_used, s.kv_bytes, memory_order_relaxed);
+    node_verify_kv_release(s.service, &s.kv);
     vc_free(s.rows);
     vc_free(s.logits);
     node_wire_request_free(&request);

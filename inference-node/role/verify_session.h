@@ -18,6 +18,8 @@ typedef struct node_verify_service {
     const node_cache_opts_t *cache_opts; /* NULL: no cache server, everything is computed */
     bool store_at_end;                   /* store new blocks when a request ends */
     uint64_t kv_ram_bytes;               /* full KV of all streams together */
+    const char *kv_dir;                  /* files for what is beyond a stream's share of it; NULL: none */
+    uint32_t n_slots;                    /* streams at a time */
     uint32_t max_draft;                  /* drafts per pass */
     const vc_clock_t *clock;
     /* Relaxed: a budget and counters; nothing is published through them. */
