@@ -19,6 +19,7 @@ typedef struct {
     uint32_t n, order[IDENTITY_GROUP]; /* members that take part */
     uint64_t ids[IDENTITY_GROUP];      /* [member] while it is there */
     uint32_t n_open;
+    bool has_tier;
     void (*different)(void *arg, const identity_member_t *m, const char *how, const char *words);
     void *arg;
     identity_result_t *sum;
@@ -72,6 +73,9 @@ static void ended(void *arg, const node_batch_end_t *end)
     char length[32];
     snprintf(length, sizeof length, "%u", b->opts.draft_length);
     identity_count_value("in a batch of", b->how, &got);
+    identity_count_value("its full KV", got.spilled ? "in files" : "in memory", &got);
+    if (got.spilled)
+        identity_count_value("its transfers", b->opts.delay_seed ? "held back at random" : "as they come", &got);
     identity_count_value("its draft length", b->opts.draft_length == NODE_DRAFT_AUTO ? "automatic" : length, &got);
     if (words[0])
         b->different(b->arg, m, b->how, words);
@@ -106,16 +110,46 @@ static void draw(batch_t *b)
     b->opts.arg = b;
 }
 
+/* Little memory for full KV: the rest in files that share buffers. */
+static void draw_tier(batch_t *b)
+{
+    identity_rng_t *r = &b->rng;
+    const identity_group_t *g = b->g;
+    node_kv_dims_t d;
+    uint32_t most = 0, rows = node_engine_max_rows(b->engine);
+    node_engine_kv_dims(b->engine, &d);
+    for (uint32_t i = 0; i < g->n; i++)
+        most = VC_MAX(most, g->members[i]->q.n_prompt + g->members[i]->q.max_tokens);
+    uint64_t page = (uint64_t)d.n_layer * d.n_kv_head * 2 * NODE_TILE * d.head_dim * sizeof(uint16_t);
+    uint64_t least = rows / NODE_TILE + 4, n = (most + b->opts.max_draft) / NODE_TILE + 1;
+    if (d.n_layer < 3 || n <= least || identity_chance(r, 300))
+        return;
+    uint64_t pages = least + (identity_chance(r, 500) ? 0 : identity_below(r, (uint32_t)(n - least)));
+    b->opts.kv_ram = page * pages * b->opts.max_running;
+    b->opts.kv_dir = bench_tmpdir();
+    b->opts.max_tokens = most + 64;
+    b->opts.link_rate = identity_chance(r, 500) ? 0 : 1e6 * identity_log(r, 1, 4000);
+    b->opts.io = identity_chance(r, 300) ? NODE_SLOW_IO_THREADS : NODE_SLOW_IO_AUTO;
+    b->opts.delay_seed = identity_chance(r, 600) ? 1 + identity_below(r, 1u << 30) : 0;
+    b->has_tier = true;
+}
+
 static void add(batch_t *b, node_batch_t *batch, uint32_t i)
 {
     identity_member_t *m = b->g->members[i];
     const node_kv_t *kv = node_verifier_kv(m->plain);
     uint32_t n_blocks = m->q.n_prompt / NODE_TILE;
-    node_batch_request_t r = {.prompt = m->q.prompt, .n_prompt = m->q.n_prompt, .pages = kv->pages, .user = m};
+    node_page_t *pages[IDENTITY_CONTEXT / NODE_TILE]; /* copies: shared ones would stay in memory */
+    node_batch_request_t r = {.prompt = m->q.prompt, .n_prompt = m->q.n_prompt, .pages = pages, .user = m};
     identity_verifier_opts(b->g->model, &m->q, b->engine, &r.verifier);
     if (identity_chance(&b->rng, 500))
         r.n_pages = identity_below(&b->rng, n_blocks + 1);
+    for (uint32_t k = 0; k < r.n_pages; k++)
+        if ((pages[k] = node_page_copy(kv->pages[k], NODE_TILE)) == NULL)
+            bench_fail("out of memory");
     OK(node_batch_add(batch, &r, &b->ids[i], &err));
+    for (uint32_t k = 0; k < r.n_pages; k++)
+        node_page_put(pages[k]);
     b->n_open++;
 }
 
@@ -131,6 +165,7 @@ void identity_batch(const identity_group_t *g, uint32_t index,
     node_batch_t *batch;
     bool busy = true;
     draw(&b);
+    draw_tier(&b);
     snprintf(b.how, sizeof b.how, "%u%s", b.n, b.opts.lock_step ? ", in lock-step" : "");
     OK(node_batch_create(&b.opts, &batch, &err));
     for (uint32_t added = 0; added < b.n || busy;) {
