@@ -8,6 +8,7 @@
  * loading and the measuring of step costs are outside the clock. Run from the top of the repository.
  *   --part 2k|4k|8k|mixed (all), --texts LIST, --compressors LIST separated by ';', --fixed yes (more fixed lengths)
  *   --isa auto|scalar|avx2|avx512, --threads N, --reps N, --tokens N to decode, --temperature T, --model FILE
+ *   --common N: drafts choose among the first N tokens of the vocabulary and the text's (0: all)
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,6 +65,7 @@ static void read_options(spec_bench_t *b)
     b->n_new = (uint32_t)atoi(bench_option("tokens", bench_quick() ? "12" : "96"));
     if (b->reps == 0 || b->n_new < 2 || b->n_new > 400)
         bench_fail("--reps takes at least 1, --tokens 2 to 400");
+    b->n_common = (uint32_t)atoi(bench_option("common", "4096"));
     node_sampling_default(&b->sampling);
     OK(node_sampling_set(&b->sampling, "temperature", bench_option("temperature", "0"), &speculate_err));
     OK(node_sampling_check(&b->sampling, &speculate_err));

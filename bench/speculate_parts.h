@@ -33,6 +33,7 @@ typedef struct {
 typedef struct {
     node_t *node;
     node_sampling_t sampling;
+    uint32_t n_common;             /* node_drafter_opts_t */
     uint32_t n_new, reps;          /* tokens a run decodes, repetitions */
     const char *kinds[SPEC_TEXTS]; /* chosen with --texts */
     uint32_t n_kinds;

@@ -30,6 +30,7 @@ spec_run_t spec_run(const spec_bench_t *b, const spec_prompt_t *p, node_body_t *
     d.engine = b->node->engine;
     d.body = body;
     d.sampling = b->sampling;
+    d.n_common = b->n_common;
     OK(node_session_create(&so, &d, v, &s, &speculate_err));
     double t0 = bench_now_s();
     while (verdict.finish == NODE_FINISH_NONE)
@@ -95,6 +96,7 @@ double spec_draft_us(const spec_bench_t *b, const spec_prompt_t *p, node_body_t 
     o.engine = b->node->engine;
     o.body = body;
     o.sampling = b->sampling;
+    o.n_common = b->n_common;
     OK(node_drafter_create(&o, tokens, n, &d, &speculate_err));
     OK(node_drafter_share(d, node_verifier_kv(v), &speculate_err));
     double t0 = bench_now_s();

@@ -283,6 +283,7 @@ static vc_status_t make_drafter(node_batch_t *b, member_t *m, vc_err_t *err)
     o.body = m->body;
     o.sampling = m->sampling;
     o.context = m->end;
+    o.n_common = NODE_DRAFTER_COMMON;
     o.max_draft = batch_max_draft(b);
     return node_drafter_create(&o, tokens, n, &m->d, err);
 }

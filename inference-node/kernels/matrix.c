@@ -105,6 +105,30 @@ vc_status_t node_matrix_pack(node_matrix_t *m, uint32_t type, uint32_t n_in, uin
     return VC_OK;
 }
 
+/* A lane of a run of words of `size` bytes, 16 lanes each. */
+static void copy_lane(uint8_t *to, uint32_t to_lane, const uint8_t *from, uint32_t from_lane, size_t size, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(to + ((size_t)i * NODE_PANEL + to_lane) * size, from + ((size_t)i * NODE_PANEL + from_lane) * size,
+               size);
+}
+
+void node_matrix_copy_row(node_matrix_t *m, uint32_t to, const node_matrix_t *source, uint32_t from)
+{
+    uint8_t *out = m->data + (size_t)(to / NODE_PANEL) * m->panel_bytes;
+    const uint8_t *in = source->data + (size_t)(from / NODE_PANEL) * source->panel_bytes;
+    uint32_t o = to % NODE_PANEL, i = from % NODE_PANEL;
+    if (!node_matrix_quantised(m->type)) {
+        copy_lane(out, o, in, i, m->type == NODE_W_F16 ? 2 : 4, m->n_in);
+        return;
+    }
+    uint32_t codes = m->type == NODE_W_Q8_0 ? Q8_CODES : Q4_CODES;
+    for (uint32_t g = 0; g < m->n_in / GROUP; g++, out += m->group_bytes, in += m->group_bytes) {
+        copy_lane(out, o, in, i, 4, codes / (4 * NODE_PANEL));
+        copy_lane(out + codes, o, in + codes, i, 2, m->type == NODE_W_Q4_1 ? 2 : 1); /* scales, minima */
+    }
+}
+
 static float half_at(const uint8_t *p)
 {
     uint16_t h;

@@ -44,6 +44,8 @@ size_t node_matrix_row_bytes(uint32_t type, uint32_t n_in);
  * and are freed with it. NOMEM only. */
 vc_status_t node_matrix_pack(node_matrix_t *m, uint32_t type, uint32_t n_in, uint32_t n_out, const uint8_t *const *rows,
                              node_huge_pool_t *pool);
+/* Output `from` of one matrix as output `to` of another with the same inputs and type, whose panels are there. */
+void node_matrix_copy_row(node_matrix_t *m, uint32_t to, const node_matrix_t *source, uint32_t from);
 /* The weights of one panel as floats, the bits that node_matrix_unpack_row gives; outputs past n_out are zero. */
 void node_matrix_unpack_panel(const node_matrix_t *m, uint32_t panel, float *out /* [NODE_PANEL][n_in] */);
 

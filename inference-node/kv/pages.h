@@ -81,6 +81,7 @@ typedef struct node_kv {
     /* kv/slow.h: NULL, or where the oldest blocks are, whose pages are NULL then. In a pass: the spilled blocks of the
      * layer at hand, [block][kv_head]{K, V}. */
     struct node_slow *slow;
+    const struct node_vocab_part *part; /* model/vocab_part.h: rows want logits of these tokens only; NULL: of all */
     const uint16_t *stream;
 } node_kv_t;
 

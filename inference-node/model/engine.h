@@ -78,7 +78,8 @@ typedef struct node_capture {
 
 /*
  * Runs n_rows <= max_rows rows: writes their K, V into the sessions (n_tokens advances) and the logits of the rows that
- * want them to logits[i * n_vocab], i counting those rows. capture may be NULL. RANGE: position at or over the context
+ * want them to logits[i * n_vocab], i counting those rows (where a session has a part of the vocabulary, kv->part, the
+ * part's tokens in its order, from there on). capture may be NULL. RANGE: position at or over the context
  * limit, or token id >= n_vocab; nothing is changed then.
  */
 vc_status_t node_forward(node_engine_t *eng, const node_row_t *rows, uint32_t n_rows, float *logits,

@@ -8,6 +8,7 @@
 #include "kernels/team.h"
 #include "kv/slow.h"
 #include "model/engine.h"
+#include "model/vocab_part.h"
 #include "model/weights.h"
 
 /* Splits whose states are kept before they are folded, and how many row blocks may share that memory. */
@@ -56,6 +57,14 @@ struct node_engine {
     node_states_t *totals;          /* [NODE_SPLIT_BLOCKS] */
     uint32_t *want;                 /* rows with logits */
     struct node_row_block *blocks;  /* [max_rows] */
+};
+
+struct node_vocab_part {
+    const node_matrix_t *all;
+    node_matrix_t m; /* the first n_out of cap rows */
+    float *bias;     /* [cap], or NULL */
+    uint32_t *tokens, cap;
+    uint8_t *has; /* [vocabulary] */
 };
 
 /* Consecutive rows of one session that attend together. */

@@ -259,6 +259,23 @@ static void rest_part(node_pass_t *pass, uint32_t layer, uint32_t first, uint32_
     linear(pass, &eng->act_ffn, first, end, &down, 1);
 }
 
+static const node_matrix_t *logits_of(const node_pass_t *pass, uint32_t want)
+{
+    const node_kv_t *kv = pass->rows[pass->eng->want[want]].kv;
+    return kv->part != NULL ? &kv->part->m : &pass->eng->w.logits;
+}
+
+/* Logits, for runs of rows that want those of the same tokens. */
+static void project(node_pass_t *pass)
+{
+    for (uint32_t i = 0, end; i < pass->n_want; i = end) {
+        const target_t logits = {logits_of(pass, i), pass->logits, pass->eng->info.n_vocab};
+        for (end = i + 1; end < pass->n_want && logits_of(pass, end) == logits.m; end++)
+            ;
+        linear(pass, &pass->eng->act_model, i, end, &logits, 1);
+    }
+}
+
 void node_forward_worker(void *arg, uint32_t thread)
 {
     node_pass_t *pass = arg;
@@ -285,9 +302,8 @@ void node_forward_worker(void *arg, uint32_t thread)
     each_row(pass, 0, 0, pass->n_want, row_final_norm);
     show(pass, thread, NODE_CAP_NORMED, eng->info.n_layer, eng->act_model.x, eng->act_model.stride, pass->n_want,
          eng->want);
-    const target_t logits = {&eng->w.logits, pass->logits, eng->info.n_vocab};
     if (pass->logits != NULL)
-        linear(pass, &eng->act_model, 0, pass->n_want, &logits, 1);
+        project(pass);
 }
 
 /* ---- the call ---- */

@@ -135,6 +135,7 @@ static void make_drafter(draft_t *d)
     opts.sampling = d->r->opts->sampling;
     opts.context = (uint32_t)d->r->opts->context;
     opts.max_draft = PENDING_MAX;
+    opts.n_common = NODE_DRAFTER_COMMON;
     d->rows_here = d->r->body->n_tokens;
     vc_err_t err = {0};
     if (node_drafter_create(&opts, d->r->tokens, d->r->n_tokens, &d->drafter, &err) != VC_OK)

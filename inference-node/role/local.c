@@ -97,6 +97,7 @@ static vc_status_t make_session(node_remote_t *r, node_verifier_t *v, node_sessi
     dopts.body = r->body;
     dopts.sampling = r->opts->sampling;
     dopts.context = (uint32_t)r->opts->context;
+    dopts.n_common = NODE_DRAFTER_COMMON;
     return node_session_create(&sopts, &dopts, v, session_p, err);
 }
 

@@ -19,7 +19,8 @@
 #include "vc/mem.h"
 
 #define PREFILL_ROWS 128u /* per pass: how long an interrupt may wait */
-#define COSTS_PROMPT 1024u /* from here on the step costs are measured: half a second, which a shorter one never earns */
+#define COSTS_PROMPT \
+    1024u /* from here on the step costs are measured: half a second, which a shorter one never earns */
 #define MAX_DRAFT_AUTO 64u
 #define MAX_END_TOKENS 16u
 #define PROMPT_BYTES_MAX ((size_t)64 << 20)
@@ -202,6 +203,7 @@ static vc_status_t make_session(solo_t *s, vc_err_t *err)
     dopt.body = s->body;
     dopt.sampling = s->opts->sampling;
     dopt.context = (uint32_t)s->opts->context;
+    dopt.n_common = NODE_DRAFTER_COMMON;
     dopt.max_draft = max_draft(s->opts);
     node_session_opts_t so;
     node_session_opts_default(&so);

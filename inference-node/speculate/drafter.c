@@ -6,6 +6,7 @@
  */
 #include "speculate/drafter_int.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "kv/slow.h"
@@ -16,6 +17,12 @@ void node_drafter_opts_default(node_drafter_opts_t *opts)
     *opts = (node_drafter_opts_t){.max_draft = 64, .clock = vc_clock_system()};
     node_sampling_default(&opts->sampling);
 }
+
+enum {
+    PART_GROWS = 256, /* tokens that a part has room for beyond those of the beginning */
+    PART_OUTSIDE = 2, /* as many committed tokens that it does not have are forgiven, */
+    PART_RARE = 200   /* and one more in so many */
+};
 
 vc_status_t node_drafter_kv_error(vc_status_t st, vc_err_t *err)
 {
@@ -42,6 +49,55 @@ static vc_status_t check_tokens(const node_drafter_t *d, const uint32_t *tokens,
             return vc_err_set(err, VC_ERR_INVALID, "drafter: token %u is %u, the vocabulary has %u", i, tokens[i],
                               d->n_vocab);
     return VC_OK;
+}
+
+/* Among some tokens only, where these are few; without memory for it among all. */
+static void choose_from_part(node_drafter_t *d, uint32_t n_common)
+{
+    uint32_t room = n_common + PART_GROWS;
+    uint8_t *counted = vc_calloc(d->n_vocab, 1);
+    for (uint32_t i = 0; counted && i < d->n_committed; i++)
+        if (d->tokens[i] >= n_common && !counted[d->tokens[i]]) {
+            counted[d->tokens[i]] = 1;
+            room++;
+        }
+    bool few = counted && n_common < d->n_vocab && room <= d->n_vocab / 4;
+    vc_free(counted);
+    if (!few || node_vocab_part_create(d->engine, room, &d->part, NULL) != VC_OK)
+        return;
+    d->spread = vc_calloc(d->n_vocab, sizeof *d->spread);
+    if (!d->spread) {
+        node_drafter_choose_from_all(d);
+        return;
+    }
+    for (uint32_t i = 0; i < d->n_vocab; i++)
+        d->spread[i] = -HUGE_VALF;
+    for (uint32_t i = 0; i < n_common; i++)
+        node_vocab_part_add(d->part, i);
+    for (uint32_t i = 0; i < d->n_committed; i++)
+        node_vocab_part_add(d->part, d->tokens[i]);
+    d->kv.part = d->part;
+}
+
+void node_drafter_choose_from_all(node_drafter_t *d)
+{
+    d->kv.part = NULL;
+    node_vocab_part_destroy(d->part);
+    d->part = NULL;
+    vc_free(d->spread);
+    d->spread = NULL;
+}
+
+/* A committed token that the part did not have could not be drafted: it joins, and where there are many of them the
+ * text is none that a part is enough for. */
+static void judge_part(node_drafter_t *d, uint32_t token)
+{
+    d->n_judged++;
+    if (node_vocab_part_has(d->part, token))
+        return;
+    d->n_outside++;
+    if (!node_vocab_part_add(d->part, token) || d->n_outside > PART_OUTSIDE + d->n_judged / PART_RARE)
+        node_drafter_choose_from_all(d);
 }
 
 vc_status_t node_drafter_create(const node_drafter_opts_t *o, const uint32_t *tokens, uint32_t n_tokens,
@@ -82,6 +138,8 @@ vc_status_t node_drafter_create(const node_drafter_opts_t *o, const uint32_t *to
     }
     memcpy(d->tokens, tokens, n_tokens * sizeof *tokens);
     d->n_committed = n_tokens;
+    if (o->n_common && o->sampling.temperature == 0)
+        choose_from_part(d, o->n_common);
     for (uint32_t i = 0; i < n_tokens; i++)
         node_sampler_push(d->sampler, tokens[i]);
     *d_p = d;
@@ -93,6 +151,7 @@ void node_drafter_destroy(node_drafter_t *d)
     if (!d)
         return;
     node_kv_fini(&d->kv);
+    node_drafter_choose_from_all(d);
     node_sampler_destroy(d->sampler);
     vc_free(d->tokens);
     vc_free(d->margins);
@@ -180,6 +239,8 @@ vc_status_t node_drafter_commit(node_drafter_t *d, const uint32_t *tokens, uint3
     commit_known(d, same);
     if (!node_drafter_grow_tokens(d, d->n_committed + n - same + d->n_pending + d->n_ready))
         return vc_err_set(err, VC_ERR_NOMEM, "drafter: out of memory");
+    for (uint32_t i = 0; d->part && i < n; i++)
+        judge_part(d, tokens[i]);
     for (uint32_t i = same; i < n; i++) { /* here nothing is pending or ready */
         d->tokens[d->n_committed++] = tokens[i];
         node_sampler_push(d->sampler, tokens[i]);

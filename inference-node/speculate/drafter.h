@@ -23,13 +23,18 @@
 
 typedef struct node_drafter node_drafter_t;
 
+#define NODE_DRAFTER_COMMON 4096u /* a usual n_common */ /* a usual n_common */
+
 typedef struct node_drafter_opts {
     node_engine_t *engine; /* outlives the drafter */
     node_body_t *body;     /* takes a reference of its own; may be NULL */
     node_sampling_t sampling;
-    uint32_t context;        /* as the verifier's; 0: the model's */
-    uint32_t max_draft;      /* pending drafts at most; default 64 */
-    node_source_t *source;   /* may be NULL; outlives the drafter, which is its only user meanwhile */
+    uint32_t context;      /* as the verifier's; 0: the model's */
+    uint32_t max_draft;    /* pending drafts at most; default 64 */
+    node_source_t *source; /* may be NULL; outlives the drafter, which is its only user meanwhile */
+    uint32_t n_common;     /* > 0: greedy drafts choose among the first n_common tokens of the vocabulary (in a BPE the
+                              most frequent ones) and those of the text. 0, sampling, or more than a quarter of the
+                              vocabulary in all: among all tokens. Default 0 */
     const vc_clock_t *clock; /* for the cost of wider passes; NULL: they are not measured. Default: the system's */
 } node_drafter_opts_t;
 void node_drafter_opts_default(node_drafter_opts_t *opts);

@@ -96,6 +96,16 @@ void node_drafter_give_rows(node_drafter_t *d, const float *rows)
         d->normed = rows;
 }
 
+/* Logits of a part where the sampler looks for them. */
+static const float *spread(node_drafter_t *d, const float *logits)
+{
+    uint32_t n;
+    const uint32_t *tokens = node_vocab_part_tokens(d->part, &n);
+    for (uint32_t i = 0; i < n; i++)
+        d->spread[tokens[i]] = logits[i];
+    return d->spread;
+}
+
 /* One pick behind all that is known becomes ready. row: what the source may want to know of where it comes from. */
 static vc_status_t pick_next(node_drafter_t *d, const float *logits, const float *row, vc_err_t *err)
 {
@@ -103,6 +113,8 @@ static vc_status_t pick_next(node_drafter_t *d, const float *logits, const float
     node_pick_t pick;
     if (!node_drafter_grow_tokens(d, n + 1))
         return vc_err_set(err, VC_ERR_NOMEM, "drafter: out of memory");
+    if (d->part)
+        logits = spread(d, logits);
     vc_status_t st = node_sampler_pick(d->sampler, logits, n, &pick, err);
     if (st != VC_OK)
         return st;
