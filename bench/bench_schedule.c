@@ -3,7 +3,7 @@
  * prepares a prompt, its full KV and its compressed copy; schedule_*.c measure, each what its first comment says.
  *   --model FILE (else VERICACHE_MODEL), --texts LIST separated by ';', --threads N, --reps N, --compressor SPEC,
  *   --kv-ram-percent N of the full KV (default 20), --dir DIR for the files (default $TMPDIR or /tmp)
- *   --part single to run one part only (default all)
+ *   --part single|batch to run one part only (default all)
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -100,6 +100,8 @@ int main(int argc, char **argv)
     compress();
     if (wanted("single"))
         schedule_single(&load);
+    if (wanted("batch"))
+        schedule_batch(&load);
     node_body_put(load.body);
     node_kv_fini(&load.full);
     vc_free(load.prompt);

@@ -18,5 +18,7 @@ typedef struct schedule_load {
 
 /* One request: what a step costs with the full KV on disk, and what draft and verify gains. */
 void schedule_single(schedule_load_t *load);
+/* Many requests: verifications spread over iterations against all of them in one. */
+void schedule_batch(schedule_load_t *load);
 
 #endif

@@ -298,6 +298,8 @@ static void start_running(node_batch_t *b, member_t *m)
         (void)node_verifier_tokens(m->v, &n);
         node_schedule_request_t r = {
             .compressed_bytes = m->body ? m->body->bytes : 0, .remaining = m->end - n, .cost = batch_round_cost(b, m)};
+        batch_link_full(b, m, &r);
+        batch_link_budgets(b, &r);
         st = node_schedule_add(b->schedule, &r, &m->schedule_id, &err);
     }
     if (st == VC_OK)

@@ -92,6 +92,9 @@ vc_status_t node_batch_cancel(node_batch_t *b, uint64_t id);
 /* One iteration. *busy_p: there are requests left. An error is one of the batch itself (no memory); it may go on. */
 vc_status_t node_batch_step(node_batch_t *b, bool *busy_p, vc_err_t *err);
 
+/* For measurements: the slow tier reads no more than that, whatever the device could do. 0: as fast as it can. */
+void node_batch_limit_link(node_batch_t *b, uint64_t bytes_per_s);
+
 typedef struct node_batch_info {
     uint32_t n_waiting, n_prompts, n_running;
     uint64_t n_iterations, n_passes;

@@ -84,6 +84,12 @@ double batch_link_us(const node_batch_t *b, const member_t *m)
     return b->pool ? (double)node_slow_pass_bytes(node_verifier_kv(m->v)) / b->link_rate * 1e6 : 0;
 }
 
+void node_batch_limit_link(node_batch_t *b, uint64_t bytes_per_s)
+{
+    if (b->pool != NULL)
+        node_slow_pool_limit(b->pool, bytes_per_s);
+}
+
 /* The least link bytes of an iteration at which such full KV can be verified at all: what does not fit into memory
  * comes in the pass, which lasts longer then. */
 static uint64_t must(const node_batch_t *b, uint64_t full, uint64_t stream)

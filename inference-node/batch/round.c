@@ -131,7 +131,7 @@ static vc_status_t verified(node_batch_t *b, member_t *m, double us, vc_err_t *e
     if (st != VC_OK || ended || b->pool == NULL)
         return st;
     batch_link_budgets(b, &grown);
-    st = node_schedule_resize(b->schedule, m->schedule_id, grown.full_bytes);
+    st = node_schedule_resize(b->schedule, m->schedule_id, grown.full_bytes, grown.stream_bytes);
     return st == VC_OK ? st
                        : vc_err_set(err, st, "full KV of %llu bytes cannot be verified any more",
                                     (unsigned long long)grown.full_bytes);

@@ -66,6 +66,8 @@ typedef struct node_slow_pool_stats {
  * compute (node_engine_between). Costs next to nothing while nothing has come. */
 void node_slow_pool_poll(node_slow_pool_t *pool);
 void node_slow_pool_stats(node_slow_pool_t *pool, node_slow_pool_stats_t *stats_p);
+/* For measurements: reads are asked for no faster than that. 0: as fast as the device takes them. */
+void node_slow_pool_limit(node_slow_pool_t *pool, uint64_t bytes_per_s);
 
 /* ---- one session ---- */
 

@@ -57,6 +57,9 @@ struct node_slow_pool {
     uint64_t last_ticket;
     const vc_clock_t *clock;
     uint64_t read_bytes, wait_us, peak_bytes;
+    /* node_slow_pool_limit; 0: none. credit: bytes that may be asked for now, below 0 after a read that was larger. */
+    double limit, credit;
+    uint64_t credit_us;
 };
 
 struct node_slow {

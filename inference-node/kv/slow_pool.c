@@ -10,6 +10,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "kernels/huge.h"
 #include "kv/slow_int.h"
@@ -337,15 +338,37 @@ static void read_chunk(node_slow_t *s)
     s->asked += bytes;
     s->stats.read_bytes += bytes;
     p->read_bytes += bytes;
+    p->credit -= p->limit > 0 ? (double)bytes : 0;
     if (slot->asked == slot->bytes)
         s->next_read++;
+}
+
+void node_slow_pool_limit(node_slow_pool_t *p, uint64_t bytes_per_s)
+{
+    pthread_mutex_lock(&p->lock);
+    p->limit = (double)bytes_per_s;
+    p->credit = 0;
+    p->credit_us = vc_clock_now_us(p->clock);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* A bucket of what the link moves in some ten milliseconds, the time between two looks. */
+static bool may_ask(node_slow_pool_t *p)
+{
+    if (p->limit <= 0)
+        return true;
+    uint64_t now = vc_clock_now_us(p->clock);
+    double most = VC_MAX(p->limit * 0.03, 2.0 * (double)p->chunk_bytes);
+    p->credit = VC_MIN(most, p->credit + (double)(now - p->credit_us) * p->limit * 1e-6);
+    p->credit_us = now;
+    return p->credit >= 0;
 }
 
 void node_slow_pool_pump(node_slow_pool_t *p)
 {
     node_slow_io_poll(p->io);
     sweep(p);
-    for (node_slow_t *s; node_slow_io_reads(p->io) < READ_DEPTH && (s = next_reader(p)) != NULL;)
+    for (node_slow_t *s; node_slow_io_reads(p->io) < READ_DEPTH && may_ask(p) && (s = next_reader(p)) != NULL;)
         read_chunk(s);
     node_slow_io_flush(p->io);
 }
@@ -392,6 +415,10 @@ vc_status_t node_slow_pool_wait(node_slow_t *s, node_slow_slot_t *slot, vc_err_t
             for (node_slow_t *o = p->sessions; req == NULL && o != NULL; o = o->next)
                 for (uint32_t i = 0; req == NULL && i < o->dims.n_layer; i++)
                     req = o->slots[i].buffer != NULL ? undone(o->slots[i].buffer) : NULL;
+        if (req == NULL && p->limit > 0 && p->credit < 0) {
+            nanosleep(&(struct timespec){0, 50000}, NULL);
+            continue;
+        }
         if (req == NULL)
             return node_slow_fail(s, VC_ERR_INTERNAL, err, "slow tier: nothing is read for a layer that is waited for");
         node_slow_io_wait(p->io, req);

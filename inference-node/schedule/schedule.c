@@ -384,16 +384,17 @@ vc_status_t node_schedule_drafted(node_schedule_t *s, uint64_t id, uint32_t n_dr
     return VC_OK;
 }
 
-vc_status_t node_schedule_resize(node_schedule_t *s, uint64_t id, uint64_t full_bytes)
+vc_status_t node_schedule_resize(node_schedule_t *s, uint64_t id, uint64_t full_bytes, uint64_t stream_bytes)
 {
     slot_t *slot = find(s, id);
     if (!slot || slot->placed || slot->arrived || slot->moved)
         return VC_ERR_NOT_FOUND;
     node_schedule_request_t grown = slot->request;
     grown.full_bytes = full_bytes;
+    grown.stream_bytes = stream_bytes;
     if (!s->opt.lock_step && !schedule_fits_alone(s, &grown, s->next_link, s->next_hold))
         return VC_ERR_RANGE;
-    slot->request.full_bytes = full_bytes;
+    slot->request = grown;
     return VC_OK;
 }
 

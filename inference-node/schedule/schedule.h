@@ -94,7 +94,7 @@ vc_status_t node_schedule_moved(node_schedule_t *s, uint64_t id, uint64_t bytes)
  * verified as soon as its full KV is here and the link allows; also after verified, for a round without any draft. */
 vc_status_t node_schedule_drafted(node_schedule_t *s, uint64_t id, uint32_t n_drafts, bool enough);
 /* After verified: its full KV has grown. VC_ERR_RANGE when it could never be verified any more; nothing is changed. */
-vc_status_t node_schedule_resize(node_schedule_t *s, uint64_t id, uint64_t full_bytes);
+vc_status_t node_schedule_resize(node_schedule_t *s, uint64_t id, uint64_t full_bytes, uint64_t stream_bytes);
 /* The verify pass of this iteration committed so many tokens, at least 1; cost: new estimates, or NULL. With none
  * remaining, or `ended`, the request is gone. A verification that is not reported is tried again. */
 vc_status_t node_schedule_verified(node_schedule_t *s, uint64_t id, uint32_t n_committed, bool ended,

@@ -357,15 +357,15 @@ Test(schedule_rules, full_kv_that_has_grown_takes_the_link_longer)
     uint64_t id;
     node_schedule_t *s = alone(&id);
     node_schedule_task_t t = one(s);
-    cr_assert_eq(node_schedule_resize(s, id, 16), VC_ERR_NOT_FOUND, "a verification is reserved for what it was");
+    cr_assert_eq(node_schedule_resize(s, id, 16, 1), VC_ERR_NOT_FOUND, "a verification is reserved for what it was");
     for (; t.action != NODE_SCHEDULE_VERIFY; t = one(s)) {
         cr_assert_eq(node_schedule_moved(s, id, t.link_due), VC_OK);
         node_schedule_end(s);
     }
     cr_assert_eq(node_schedule_moved(s, id, t.link_due), VC_OK);
     cr_assert_eq(node_schedule_verified(s, id, 1, false, NULL), VC_OK);
-    cr_assert_eq(node_schedule_resize(s, id, 4000), VC_ERR_RANGE);
-    cr_assert_eq(node_schedule_resize(s, id, 20), VC_OK);
+    cr_assert_eq(node_schedule_resize(s, id, 4000, 1), VC_ERR_RANGE);
+    cr_assert_eq(node_schedule_resize(s, id, 20, 1), VC_OK);
     node_schedule_end(s);
     uint64_t moved = 0;
     for (t = one(s); t.action != NODE_SCHEDULE_VERIFY; t = one(s)) {
