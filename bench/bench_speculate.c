@@ -89,12 +89,17 @@ int main(int argc, char **argv)
             any = true;
             spec_table(&b, bench_quick() ? lengths[i].quick_tokens : lengths[i].tokens, lengths[i].label);
         }
+    for (uint32_t i = 0; i < VC_ARRAY_LEN(lengths); i++)
+        if (all || (strncmp(part, "batch-", 6) == 0 && strcmp(part + 6, lengths[i].label) == 0)) {
+            any = true;
+            spec_batch(&b, bench_quick() ? lengths[i].quick_tokens : lengths[i].tokens, lengths[i].label);
+        }
     if (all || strcmp(part, "mixed") == 0) {
         any = true;
         spec_mixed(&b);
     }
     node_close(b.node);
     if (!any)
-        bench_fail("--part %s: not one of 2k, 4k, 8k, mixed", part);
+        bench_fail("--part %s: not one of 2k, 4k, 8k, batch-2k, batch-4k, batch-8k, mixed", part);
     return 0;
 }

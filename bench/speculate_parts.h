@@ -1,6 +1,7 @@
 /*
  * The parts of bench_speculate.c: prompts and their KV (speculate_texts.c), one run of a request and single steps
- * (speculate_run.c), the table of one prompt length (speculate_table.c), the mixed load (speculate_mixed.c).
+ * (speculate_run.c), the table of one prompt length (speculate_table.c), the mixed load (speculate_mixed.c),
+ * four requests in a batch (speculate_batch.c).
  */
 #ifndef SPECULATE_PARTS_H
 #define SPECULATE_PARTS_H
@@ -76,5 +77,6 @@ uint32_t spec_pays_from(const spec_bench_t *b, const node_body_t *body, const ch
 
 void spec_table(const spec_bench_t *b, uint32_t n_tokens, const char *label);
 void spec_mixed(const spec_bench_t *b);
+void spec_batch(const spec_bench_t *b, uint32_t n_tokens, const char *label);
 
 #endif

@@ -361,7 +361,9 @@ vc_status_t node_batch_step(node_batch_t *b, bool *busy_p, vc_err_t *err)
     give_work(b);
     batch_link_order(b);
     uint64_t t0 = vc_clock_now_us(b->opt.clock), rows = b->info.n_rows;
+    batch_link_between(b, true);
     vc_status_t st = batch_run(b, err);
+    batch_link_between(b, false);
     uint64_t took = vc_clock_now_us(b->opt.clock) - t0;
     uint64_t waited = batch_link_came(b, took, b->info.n_rows > rows);
     batch_account(b, (double)(took - waited));

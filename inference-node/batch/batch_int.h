@@ -96,6 +96,8 @@ double batch_link_us(const node_batch_t *b, const member_t *m);
 void batch_link_budgets(node_batch_t *b, const node_schedule_request_t *also);
 /* Bytes that the tasks ask for. */
 void batch_link_order(node_batch_t *b);
+/* Whether reads go on between the layers of passes. */
+void batch_link_between(node_batch_t *b, bool on);
 /* After the passes: bytes that came. n_rows 0: waits for some. Gives the time that passes stood still. */
 uint64_t batch_link_came(node_batch_t *b, uint64_t took_us, bool had_rows);
 

@@ -149,6 +149,14 @@ void batch_link_order(node_batch_t *b)
         }
 }
 
+static void poll_pool(void *arg) { node_slow_pool_poll(arg); }
+
+void batch_link_between(node_batch_t *b, bool on)
+{
+    if (b->pool != NULL)
+        node_engine_between(b->opt.engine, on ? poll_pool : NULL, b->pool);
+}
+
 /* Bytes that came for requests that are not being verified; *due_p: those that were due. */
 static uint64_t came(node_batch_t *b, uint64_t *due_p)
 {
