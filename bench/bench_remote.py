@@ -35,6 +35,7 @@ def parse():
     p.add_argument("--delay-ms", type=float, default=1)
     p.add_argument("--compressor", default="rot:bits=4")
     p.add_argument("--max-tokens", type=int, default=64)
+    p.add_argument("--long-tokens", type=int, default=192, help="tokens of the long answers, whose end tokens are ignored (0: none)")
     p.add_argument("--threads", type=int, default=1)
     p.add_argument("--tail", default="verified", choices=["verified", "own"])
     p.add_argument("--csv", default=None, help="file of results to merge into (default: build/results/remote.csv, not with --quick)")
@@ -43,14 +44,14 @@ def parse():
     if args.csv is None and (args.keep or not args.quick):
         args.csv = str(cluster.ROOT / ("bench" if args.keep else "build") / "results" / "remote.csv")
     if args.quick:
-        args.document_tokens, args.rounds, args.max_tokens = 600, 1, 16
+        args.document_tokens, args.rounds, args.max_tokens, args.long_tokens = 600, 1, 16, 24
     return args
 
 
 def generate(args, programs, model, workdir, prompt, far, flags):
     result = workdir / "result.json"
-    command = [programs.node, "generate", "--model", str(model), "--prompt-file", str(prompt), "--max-tokens",
-               str(args.max_tokens), "--threads", str(args.threads), "--result-file", str(result), *flags]
+    command = [programs.node, "generate", "--model", str(model), "--prompt-file", str(prompt), "--threads",
+               str(args.threads), "--result-file", str(result), *flags]
     subprocess.run(far(command), check=True, stdout=subprocess.DEVNULL)
     return json.loads(result.read_text())
 
@@ -65,7 +66,8 @@ def fast_rate(args, programs, model, workdir, prompt, nodes):
     rates = []
     for _ in range(1 if args.quick else 3):
         run = generate(args, programs, model, workdir, prompt, list,
-                       ours(args, nodes.server_address, f"127.0.0.1:{nodes.verify.port}"))
+                       ours(args, nodes.server_address, f"127.0.0.1:{nodes.verify.port}") +
+                       ["--max-tokens", str(args.max_tokens)])
         if run["fast_bytes"] == 0:
             raise RuntimeError("the verify node fetched nothing")
         rates.append(run["fast_bytes"] * 1e6 / run["verify_fetch_us"])
@@ -78,13 +80,48 @@ def compare(args, programs, model, workdir, prompt, nodes, rate):
         with cluster.Cluster(programs, model, workdir, args.threads, host) as far_nodes:
             nodes.close()
             server, verify = link.connect(far_nodes.server.port), link.connect(far_nodes.verify.port)
-            runs = {"full": [], "ours": []}
-            kinds = {"full": ["--server", server, "--draft-length", "0", "--no-data-plane"],
-                     "ours": ours(args, server, verify)}
+            ways = {"full": ["--server", server, "--draft-length", "0", "--no-data-plane"],
+                    "ours": ours(args, server, verify)}
+            lengths = {"": ["--max-tokens", str(args.max_tokens)]}
+            if args.long_tokens:
+                lengths["long"] = ["--max-tokens", str(args.long_tokens), "--ignore-end"]
+            runs = {(way, length): [] for length in lengths for way in ways}
             for _ in range(args.rounds):
-                for kind, flags in kinds.items():
-                    runs[kind].append(generate(args, programs, model, workdir, prompt, link.far, flags))
+                for way, length in runs:
+                    runs[way, length].append(generate(args, programs, model, workdir, prompt, link.far,
+                                                      ways[way] + lengths[length]))
             return runs, link.kind
+
+
+def check_answers(runs):
+    for length in {length for _, length in runs}:
+        if len({(tuple(r["tokens"]), r["logits_digest"]) for way in ("full", "ours") for r in runs[way, length]}) != 1:
+            sys.exit("bench_remote: the answers differ")
+
+
+def report(out, args, runs, rate):
+    def median(way, length, key):
+        return statistics.median(r[key] for r in runs[way, length])
+
+    check_answers(runs)
+    for (way, length), samples in runs.items():
+        title = {"full": "full KV fetched", "ours": "VeriCache"}[way] + (", long" if length else "")
+        out.row(f"{title}: first verified token", "s", [r["first_us"] / 1e6 for r in samples])
+        out.row(f"{title}: answer", "s", [r["total_us"] / 1e6 for r in samples])
+        out.row(f"{title}: tokens of it", "", [len(r["tokens"]) for r in samples])
+        out.row(f"{title}: over the slow link", "MB", [r["slow_bytes"] / 1e6 for r in samples])
+        rounds = sum(r["rounds"] for r in samples)
+        if rounds:
+            print(f"# {title}: {rounds / len(samples):.1f} rounds an answer, "
+                  f"{sum(r['accepted'] for r in samples) / rounds:.2f} drafts accepted in each")
+    bits = float(rate[:-4]) * {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}[rate[-4:]]
+    out.figure("remote_ttft_vs_full_fetch", median("full", "", "first_us") / median("ours", "", "first_us"))
+    out.figure("remote_requests_vs_full_fetch", median("full", "", "total_us") / median("ours", "", "total_us"))
+    if args.long_tokens:
+        out.figure("remote_long_requests_vs_full_fetch",
+                   median("full", "long", "total_us") / median("ours", "long", "total_us"))
+    out.figure("slow_link_use", statistics.median(
+        r["slow_bytes"] * 8e6 / r["fetch_us"] / bits for (way, _), v in runs.items() for r in v if way == "full"))
 
 
 def main():
@@ -106,28 +143,9 @@ def main():
             runs, kind = compare(args, programs, model, workdir, prompt, nodes, rate)
         finally:
             nodes.close()
-    first = {k: statistics.median(r["first_us"] for r in v) / 1e6 for k, v in runs.items()}
-    total = {k: statistics.median(r["total_us"] for r in v) / 1e6 for k, v in runs.items()}
-    bits = float(rate[:-4]) * {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}[rate[-4:]]
-    use = statistics.median(r["slow_bytes"] * 8e6 / r["fetch_us"] / bits for r in runs["full"])
-    rounds = sum(r["rounds"] for r in runs["ours"])
-    print(f"fast link {fast * 8 / 1e9:.2f} Gbit/s (UCX, into the verify node), slow link {rate} by {kind}, "
-          f"{2 * args.delay_ms:g} ms round trip; {args.rounds} requests of each kind, {args.max_tokens} tokens")
-    for k, title in (("full", "fetch full KV"), ("ours", "VeriCache")):
-        moved = statistics.median(r["slow_bytes"] for r in runs[k]) / 1e6
-        print(f"  {title:<16} first verified token {first[k]:.3f} s, answer {total[k]:.3f} s, {moved:.1f} MB over the slow link")
-    if rounds:
-        print(f"  accepted per round {sum(r['accepted'] for r in runs['ours']) / rounds:.2f}")
-    answers = {(tuple(r["tokens"]), r["logits_digest"]) for v in runs.values() for r in v}
-    if len(answers) != 1:
-        sys.exit("bench_remote: the answers differ")
-    for k, title in (("full", "full KV fetched"), ("ours", "VeriCache")):
-        out.row(f"{title}: first verified token", "s", [r["first_us"] / 1e6 for r in runs[k]])
-        out.row(f"{title}: answer", "s", [r["total_us"] / 1e6 for r in runs[k]])
-        out.row(f"{title}: over the slow link", "MB", [r["slow_bytes"] / 1e6 for r in runs[k]])
-    out.figure("remote_ttft_vs_full_fetch", first["full"] / first["ours"])
-    out.figure("remote_requests_vs_full_fetch", total["full"] / total["ours"])
-    out.figure("slow_link_use", use)
+    print(f"# fast link {fast * 8 / 1e9:.2f} Gbit/s (UCX, into the verify node), slow link {rate} by {kind}, "
+          f"{2 * args.delay_ms:g} ms round trip; {args.rounds} requests of each kind")
+    report(out, args, runs, rate)
     if args.csv:
         out.keep(args.csv)
 
