@@ -95,6 +95,10 @@ def tokens(text):
 LINES = [
     Lines("engine", "engine-depth.svg", "Decoding with full KV against llama.cpp, 2 threads", "tokens/s",
           r"decode_(?P<x>\d+k?) (?P<series>ours|llama\.cpp)"),
+    Lines("speculate", "speculate-depth.svg", "Draft/verify against plain decoding, rot:bits=4, automatic draft length",
+          "times as fast", r"(?P<series>prose|chat|code|retrieval) (?P<x>\d+k) rot:bits=4 gain, automatic", rule=1),
+    Lines("speculate", "speculate-depth-snapkv.svg", "The same with snapkv:keep=0.25", "times as fast",
+          r"(?P<series>prose|chat|code|retrieval) (?P<x>\d+k) snapkv:keep=0.25 gain, automatic", rule=1),
 ]
 
 
@@ -122,6 +126,11 @@ def in_order(figures, results):
 
 
 # ---- output ----
+
+def command(bench):
+    """What is measured again with other instructions has a file of its own: --csv build/results/NAME-avx2.csv."""
+    return bench.replace("-avx2", " --isa avx2")
+
 
 class Runs:
     """Numbers for runs of one commit, day and machine."""
@@ -172,7 +181,7 @@ def section(groups, plots):
     runs, rows = Runs(), []
     for bench, figures, results in groups:
         for i, figure in enumerate(figures):
-            rows.append([f"`bench {bench}`" if i == 0 else ""] + figure_cells(figure, results, runs))
+            rows.append([f"`bench {command(bench)}`" if i == 0 else ""] + figure_cells(figure, results, runs))
     text = table(["`./run`", "figure", "measured", "floor / aim", "reached", "run"], rows)
     text += ["", "Runs: " + "; ".join(runs.told()) + ".", ""]
     text += [f"![{spec.title}](bench/results/{spec.file})" for spec in LINES if spec.file in plots]
