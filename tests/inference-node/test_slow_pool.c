@@ -4,6 +4,7 @@
  * session alone, and the others go on.
  */
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -214,12 +215,12 @@ Test(slow_pool, whatever_is_read_ahead_dropped_truncated_and_spilled_the_bits_ar
 {
     setup();
     static const uint32_t streams[] = {1, 2, N_SESSIONS}, buffers[] = {0, 3, 2 * N_LAYER + 1, N_SESSIONS * N_LAYER};
-    for (uint64_t seed = 1; seed <= 6; seed++) {
+    for (uint64_t seed = 1; seed <= 6; seed += VT_EVERY) {
         uint32_t n = streams[seed % VC_ARRAY_LEN(streams)];
         node_slow_pool_opts_t o = pool_opts(2 * n + buffers[seed % VC_ARRAY_LEN(buffers)], n);
         o.io = seed % 3 == 2 ? NODE_SLOW_IO_THREADS : NODE_SLOW_IO_AUTO;
         o.delay_seed = seed % 2 == 0 ? 0 : seed * 77;
-        random_run(&o, seed, 60);
+        random_run(&o, seed, 30);
     }
     teardown();
 }
@@ -388,6 +389,70 @@ Test(slow_pool, sessions_come_and_go_while_their_reads_are_under_way)
     cr_assert_eq(s.n_sessions, 1);
     check_digests(p);
     close_pair(p);
+    node_slow_pool_destroy(pool);
+    vc_free(pairs);
+    teardown();
+}
+
+/* As the streams of a verify node do: passes one at a time, everything else side by side. */
+typedef struct {
+    pthread_mutex_t *engine_lock;
+    pair_t *pair;
+    uint32_t seed;
+    vc_status_t status;
+    bool differs;
+} stream_t;
+
+static void *stream_main(void *arg)
+{
+    stream_t *s = arg;
+    pair_t *p = s->pair;
+    float a[TINY_N_VOCAB], b[TINY_N_VOCAB];
+    uint64_t rng = s->seed;
+    while (s->status == VC_OK && p->memory.n_tokens < N_MAX - PASS_ROWS) {
+        uint32_t rows = p->memory.n_tokens < 600 ? PASS_ROWS : 10, back = draw(&rng, 8);
+        pthread_mutex_lock(s->engine_lock);
+        s->status = pass(&p, 1, &rows, true, a, NULL);
+        if (s->status == VC_OK)
+            s->status = pass(&p, 1, &rows, false, b, NULL);
+        pthread_mutex_unlock(s->engine_lock);
+        s->differs = s->differs || memcmp(a, b, sizeof a) != 0;
+        if (s->status == VC_OK)
+            s->status = node_kv_truncate(&p->slow, p->slow.n_tokens - back);
+        if (s->status == VC_OK)
+            s->status = node_kv_truncate(&p->memory, p->memory.n_tokens - back);
+        if (s->status == VC_OK)
+            s->status = node_slow_prefetch(&p->slow, draw(&rng, 2) ? UINT64_MAX : 1);
+        if (draw(&rng, 4) == 0)
+            node_slow_drop(&p->slow);
+        (void)node_slow_arrived(&p->slow);
+    }
+    return NULL;
+}
+
+Test(slow_pool, sessions_of_one_pool_may_have_threads_of_their_own)
+{
+    setup();
+    enum { N = 3 };
+    pair_t *pairs = vc_calloc(N, sizeof *pairs);
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_t threads[N];
+    stream_t streams[N];
+    node_slow_pool_opts_t o = pool_opts(2 * N_LAYER, 1);
+    node_slow_pool_t *pool = open_pool(&o);
+    for (uint32_t i = 0; i < N; i++) {
+        open_pair(&pairs[i], pool, 80 + i);
+        streams[i] = (stream_t){.engine_lock = &lock, .pair = &pairs[i], .seed = i};
+        cr_assert_eq(pthread_create(&threads[i], NULL, stream_main, &streams[i]), 0);
+    }
+    for (uint32_t i = 0; i < N; i++) {
+        cr_assert_eq(pthread_join(threads[i], NULL), 0);
+        cr_assert_eq(streams[i].status, VC_OK);
+        cr_assert_not(streams[i].differs);
+        cr_assert_gt(node_slow_n_spilled(pairs[i].slow.slow), 2);
+        check_digests(&pairs[i]);
+        close_pair(&pairs[i]);
+    }
     node_slow_pool_destroy(pool);
     vc_free(pairs);
     teardown();
