@@ -87,8 +87,6 @@ void node_batch_destroy(node_batch_t *b)
             batch_end(b, &b->members[i], VC_ERR_CANCELLED, "cancelled");
         vc_free(b->members[i].picks);
     }
-    if (b->pool != NULL)
-        node_engine_between(b->opt.engine, NULL, NULL);
     node_slow_pool_destroy(b->pool);
     node_schedule_destroy(b->schedule);
     vc_free(b->members);

@@ -15,8 +15,6 @@
 #define SLICE_US 200u      /* between looks at a link that is waited for */
 #define WAIT_MOST_US 50000 /* the schedule thinks again then */
 
-static void keep_reading(void *pool) { node_slow_pool_poll(pool); }
-
 vc_status_t batch_link_open(node_batch_t *b, vc_err_t *err)
 {
     const node_batch_opts_t *o = &b->opt;
@@ -43,7 +41,6 @@ vc_status_t batch_link_open(node_batch_t *b, vc_err_t *err)
     if (st != VC_OK)
         return st;
     b->tier.pool = b->pool;
-    node_engine_between(o->engine, keep_reading, b->pool);
     b->hold_bytes = p.hold_bytes - least + 2 * layers; /* two buffers of every other request are never lent out */
     b->link_rate = o->link_rate > 0 ? o->link_rate : 1e9;
     b->step_us = 10e3;

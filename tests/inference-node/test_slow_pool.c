@@ -485,6 +485,32 @@ Test(slow_pool, the_link_is_busy_while_a_read_is_under_way)
     teardown();
 }
 
+Test(slow_pool, a_limited_link_is_asked_for_no_more_than_its_rate)
+{
+    setup();
+    pair_t pair[1] = {0}, *p = pair;
+    vc_fake_clock_t clock;
+    vc_fake_clock_init(&clock, 1000);
+    node_slow_pool_opts_t o = pool_opts(N_LAYER + 2, 1);
+    o.clock = &clock.clock;
+    node_slow_pool_t *pool = open_pool(&o);
+    open_pair(p, pool, 5);
+    fill(p, 1, 700);
+    uint64_t layer = node_slow_pass_bytes(&p->slow) / N_LAYER;
+    node_slow_pool_limit(pool, layer);
+    GEN_OK(node_slow_prefetch(&p->slow, UINT64_MAX));
+    await(&p->slow, layer); /* one read to begin with */
+    for (uint32_t seconds = 1; seconds <= 3; seconds++) {
+        vc_fake_clock_advance(&clock, 1000000);
+        await(&p->slow, (1 + seconds) * layer);
+    }
+    node_slow_pool_limit(pool, 0);
+    await(&p->slow, N_LAYER * layer);
+    close_pair(p);
+    node_slow_pool_destroy(pool);
+    teardown();
+}
+
 /* ---- what goes wrong with one ---- */
 
 typedef enum { DAMAGE, SHORT_FILE, IO_ERROR, N_FAULTS } fault_t;
