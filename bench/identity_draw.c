@@ -187,6 +187,7 @@ static void draw_drafts(const identity_model_t *m, const identity_request_t *q, 
         v->x = 64;
     v->source = (identity_source_t)identity_below(r, IDENTITY_N_SOURCES);
     v->costs = identity_chance(r, 300);
+    v->n_common = identity_chance(r, 500) ? 0 : identity_log(r, 1, m->info.n_vocab / 4);
 }
 
 static node_isa_t draw_isa(const identity_model_t *m, const identity_request_t *q, identity_rng_t *r)

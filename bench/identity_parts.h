@@ -98,6 +98,7 @@ typedef struct {
     uint32_t index; /* of the run, from 1; 0 is plain decoding */
     identity_drafts_t drafts;
     identity_source_t source;
+    uint32_t n_common;    /* tokens that greedy drafts choose among, besides the text's; 0: all */
     bool costs;           /* the session knows the engine's step costs */
     uint32_t x;           /* draft length; of guesses at most */
     const char *spec;     /* of the drafter; NULL: it has the full KV */

@@ -98,6 +98,7 @@ void identity_count(const identity_model_t *m, const identity_request_t *q, cons
           got);
     count("resumed", v->n_resume ? "yes" : "no", got);
     count("draft source", v->drafts == IDENTITY_GUESSES ? "no" : source_names[v->source], got);
+    count("drafts among", v->drafts == IDENTITY_DRAFTER && v->n_common ? "the common tokens" : "all tokens", got);
     count("full KV", got->spilled ? tier_names[v->tier] : tier_names[IDENTITY_IN_RAM], got);
     if (got->spilled)
         count("transfers",
@@ -149,8 +150,8 @@ void identity_describe(FILE *f, const identity_model_t *m, const identity_reques
     fprintf(f, "\n  drafts: %s, length %s", spec_name(v), length_name(v));
     if (v->x != NODE_DRAFT_AUTO)
         fprintf(f, " (%u)", v->x);
-    fprintf(f, ", %u blocks compressed, %u of 1000 guesses right, source: %s%s\n", v->body_blocks, v->right,
-            source_names[v->source], v->costs ? ", costs known" : "");
+    fprintf(f, ", %u blocks compressed, %u of 1000 guesses right, source: %s%s, %u common tokens\n", v->body_blocks,
+            v->right, source_names[v->source], v->costs ? ", costs known" : "", v->n_common);
     fprintf(f, "  %u threads, %s, prefill cut %u, hit of %u blocks, resumed at %u %%, ", v->threads,
             node_isa_name(v->isa), v->cut, v->hit_blocks, v->n_resume);
     fprintf(f, "full KV %s", tier_names[v->tier]);

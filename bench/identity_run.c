@@ -101,6 +101,7 @@ static vc_status_t with_drafter(identity_model_t *m, const identity_request_t *q
     d.sampling = q->sampling;
     d.context = q->context ? q->context : IDENTITY_CONTEXT;
     d.max_draft = MAX_DRAFT;
+    d.n_common = v->n_common;
     d.source = identity_make_source(m, q, v, base);
     vc_status_t st = node_session_create(&so, &d, verifier, &s, error);
     while (st == VC_OK && verdict.finish == NODE_FINISH_NONE) {
