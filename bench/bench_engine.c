@@ -1,35 +1,24 @@
 /*
  * Decode and prefill speed of the engine on the real model, against llama.cpp's llama-bench on the same file: one row
  * of decode at several depths, and a prompt of 2048 tokens. Both use the same number of threads and f16 KV; llama.cpp
- * runs without flash attention, which is its faster setting on a CPU. Runs are interleaved, figures are ratios of
- * medians.
+ * runs with flash attention or without, whichever is faster there. Runs are interleaved, figures are ratios of
+ * medians. Besides: decoding as a share of the measured memory bandwidth, and passes of 2 to 64 rows as a share of the
+ * multiply-add peak (row_ratio: of the time of one row).
  *
- * VERICACHE_MODEL names the model. --peer PATH: llama-bench (default: what bench/peers/engine.sh built). Without it the
- * table has our side only and no figure is printed. --isa NAME, --threads N, --reps N, --depths 512,2048.
+ * --part decode|prefill|roofline|verify|all. VERICACHE_MODEL names the model. --peer PATH: llama-bench (default: what
+ * bench/peers/engine.sh built; - for none). Without it the table has our side only and no figure is printed. --fa
+ * auto|on|off, --isa NAME, --threads N, --reps N, --depths 512,2048.
  */
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "harness.h"
-#include "model/engine.h"
+#include "engine_parts.h"
 #include "vc/mem.h"
 
-enum { STEPS = 32, PROMPT = 2048, MAX_DEPTHS = 8 };
+enum { STEPS = 32, PROMPT = 2048, LOGIT_ROWS = 64 };
 
-typedef struct {
-    const char *model, *peer; /* peer NULL: none */
-    uint32_t threads, reps, steps, prompt;
-    uint32_t depths[MAX_DEPTHS], n_depths;
-    node_gguf_t *gguf;
-    node_engine_t *eng;
-    const node_model_info_t *info;
-    float *logits;
-} bench_t;
-
-static void check(vc_status_t st, const vc_err_t *err)
+void engine_check(vc_status_t st, const vc_err_t *err)
 {
     if (st != VC_OK)
         bench_fail("%s", err->msg[0] != 0 ? err->msg : vc_status_name(st));
@@ -47,7 +36,7 @@ static node_isa_t isa_option(void)
 static void parse_depths(bench_t *b)
 {
     const char *at = bench_option("depths", bench_quick() ? "64" : "512,2048,4096,8192");
-    while (*at != 0 && b->n_depths < MAX_DEPTHS) {
+    while (*at != 0 && b->n_depths < ENGINE_MAX_DEPTHS) {
         char *end;
         unsigned long v = strtoul(at, &end, 10);
         if (end == at || v == 0 || v > b->info->context)
@@ -58,52 +47,13 @@ static void parse_depths(bench_t *b)
     }
 }
 
-static const char *find_peer(void)
-{
-    static char path[4096];
-    const char *cache = getenv("VERICACHE_CACHE"), *home = getenv("HOME"), *option = bench_option("peer", NULL);
-    if (option != NULL)
-        snprintf(path, sizeof path, "%s", option);
-    else if (cache != NULL)
-        snprintf(path, sizeof path, "%s/peers/llama-bench-11434.0.0", cache);
-    else
-        snprintf(path, sizeof path, "%s/.cache/vericache/peers/llama-bench-11434.0.0", home != NULL ? home : "");
-    if (access(path, X_OK) == 0)
-        return path;
-    bench_note("no llama-bench at %s (bench/peers/engine.sh builds it): our side only", path);
-    return NULL;
-}
-
-static void fill_tokens(uint32_t *tokens, uint32_t n, uint32_t n_vocab)
+void engine_fill_tokens(uint32_t *tokens, uint32_t n, uint32_t n_vocab)
 {
     uint32_t s = 12345;
     for (uint32_t i = 0; i < n; i++) {
         s = s * 1664525u + 1013904223u;
         tokens[i] = (s >> 8) % n_vocab;
     }
-}
-
-/* Tokens per second of llama-bench with these arguments. */
-static double peer_rate(const bench_t *b, const char *prompt, const char *gen, const char *depth)
-{
-    char threads[16];
-    static char out[1 << 16];
-    snprintf(threads, sizeof threads, "%u", b->threads);
-    char *argv[] = {(char *)b->peer, (char *)"-m",  (char *)b->model, (char *)"-p",   (char *)prompt,
-                    (char *)"-n",    (char *)gen,   (char *)"-d",     (char *)depth,  (char *)"-t",
-                    threads,         (char *)"-fa", (char *)"0",      (char *)"-ctk", (char *)"f16",
-                    (char *)"-ctv",  (char *)"f16", (char *)"-r",     (char *)"1",    (char *)"-o",
-                    (char *)"json",  NULL};
-    int rc = bench_run(argv, out, sizeof out);
-    if (rc != 0)
-        bench_fail("llama-bench ended with %d", rc);
-    json_error_t error;
-    json_t *j = json_loads(out, 0, &error);
-    double rate = json_number_value(json_object_get(json_array_get(j, 0), "avg_ts"));
-    json_decref(j);
-    if (!(rate > 0))
-        bench_fail("llama-bench printed no avg_ts");
-    return rate;
 }
 
 static double decode_rate(bench_t *b, node_kv_t *kv, const uint32_t *tokens)
@@ -113,10 +63,10 @@ static double decode_rate(bench_t *b, node_kv_t *kv, const uint32_t *tokens)
     double start = bench_now_s();
     for (uint32_t i = 0; i < b->steps; i++) {
         node_row_t row = {kv, tokens[i], true};
-        check(node_forward(b->eng, &row, 1, b->logits, NULL, &err), &err);
+        engine_check(node_forward(b->eng, &row, 1, b->logits, NULL, &err), &err);
     }
     double rate = b->steps / (bench_now_s() - start);
-    check(node_kv_truncate(kv, depth), &err);
+    engine_check(node_kv_truncate(kv, depth), &err);
     return rate;
 }
 
@@ -135,7 +85,7 @@ static void report(const char *what, const bench_samples_t *ours, const bench_sa
     bench_figure(name, bench_median(ours) / bench_median(theirs));
 }
 
-static void name_depth(char *name, size_t size, const char *what, uint32_t asked)
+void engine_name(char *name, size_t size, const char *what, uint32_t asked)
 {
     if (asked >= 1000)
         snprintf(name, size, "%s_%uk", what, (asked + 512) / 1024);
@@ -143,32 +93,53 @@ static void name_depth(char *name, size_t size, const char *what, uint32_t asked
         snprintf(name, size, "%s_%u", what, asked);
 }
 
-static void bench_decode(bench_t *b, uint32_t depth)
+void engine_fill(bench_t *b, node_kv_t *kv, uint32_t depth)
 {
     node_kv_dims_t dims;
-    node_kv_t kv;
     vc_err_t err = {0};
+    uint32_t *tokens = vc_calloc(depth, sizeof *tokens);
+    if (tokens == NULL)
+        bench_fail("no memory for %u tokens", depth);
+    engine_fill_tokens(tokens, depth, b->info->n_vocab);
+    node_engine_kv_dims(b->eng, &dims);
+    engine_check(node_kv_init(kv, &dims, NULL), &err);
+    engine_check(node_prefill(b->eng, kv, tokens, depth, NULL, NULL, &err), &err);
+    vc_free(tokens);
+}
+
+/* Bytes that a step reads: all weights, and the KV before it. */
+static double step_bytes(const bench_t *b, uint32_t depth)
+{
+    const node_model_info_t *m = b->info;
+    return (double)m->weight_bytes + (double)depth * m->n_layer * m->n_kv_head * m->head_dim * 2 * sizeof(uint16_t);
+}
+
+static void bench_decode(bench_t *b, uint32_t depth)
+{
+    node_kv_t kv;
     bench_samples_t ours = {0}, theirs = {0};
     char name[64], depth_text[16], steps_text[16];
-    uint32_t *tokens = vc_calloc(depth + b->steps, sizeof *tokens);
-    fill_tokens(tokens, depth + b->steps, b->info->n_vocab);
-    node_engine_kv_dims(b->eng, &dims);
-    check(node_kv_init(&kv, &dims, NULL), &err);
-    check(node_prefill(b->eng, &kv, tokens, depth, NULL, NULL, &err), &err);
-    decode_rate(b, &kv, tokens + depth); /* warm */
+    uint32_t tokens[STEPS];
+    engine_fill_tokens(tokens, b->steps, b->info->n_vocab);
+    engine_fill(b, &kv, depth);
+    decode_rate(b, &kv, tokens); /* warm */
     snprintf(depth_text, sizeof depth_text, "%u", depth);
     snprintf(steps_text, sizeof steps_text, "%u", b->steps);
+    bool flash = b->peer != NULL && engine_peer_flash(b, "0", steps_text, depth_text);
     for (uint32_t i = 0; i < b->reps; i++) {
-        bench_add(&ours, decode_rate(b, &kv, tokens + depth));
+        bench_add(&ours, decode_rate(b, &kv, tokens));
         if (b->peer != NULL)
-            bench_add(&theirs, peer_rate(b, "0", steps_text, depth_text));
+            bench_add(&theirs, engine_peer_rate(b, "0", steps_text, depth_text, flash));
     }
-    name_depth(name, sizeof name, "decode", depth);
+    engine_name(name, sizeof name, "decode", depth);
     report(name, &ours, &theirs);
+    if (b->roofline.bytes_per_s > 0) {
+        engine_name(name, sizeof name, "decode_bandwidth_share", depth);
+        bench_figure(name, bench_median(&ours) * step_bytes(b, depth) / b->roofline.bytes_per_s);
+    }
     bench_samples_free(&ours);
     bench_samples_free(&theirs);
     node_kv_fini(&kv);
-    vc_free(tokens);
 }
 
 static void bench_prefill(bench_t *b)
@@ -178,20 +149,21 @@ static void bench_prefill(bench_t *b)
     bench_samples_t ours = {0}, theirs = {0};
     char name[64], text[16];
     uint32_t *tokens = vc_calloc(b->prompt, sizeof *tokens);
-    fill_tokens(tokens, b->prompt, b->info->n_vocab);
+    engine_fill_tokens(tokens, b->prompt, b->info->n_vocab);
     node_engine_kv_dims(b->eng, &dims);
     snprintf(text, sizeof text, "%u", b->prompt);
+    bool flash = b->peer != NULL && engine_peer_flash(b, text, "0", "0");
     for (uint32_t i = 0; i < b->reps; i++) {
         node_kv_t kv;
-        check(node_kv_init(&kv, &dims, NULL), &err);
+        engine_check(node_kv_init(&kv, &dims, NULL), &err);
         double start = bench_now_s();
-        check(node_prefill(b->eng, &kv, tokens, b->prompt, b->logits, NULL, &err), &err);
+        engine_check(node_prefill(b->eng, &kv, tokens, b->prompt, b->logits, NULL, &err), &err);
         bench_add(&ours, b->prompt / (bench_now_s() - start));
         node_kv_fini(&kv);
         if (b->peer != NULL)
-            bench_add(&theirs, peer_rate(b, text, "0", "0"));
+            bench_add(&theirs, engine_peer_rate(b, text, "0", "0", flash));
     }
-    name_depth(name, sizeof name, "prefill", b->prompt);
+    engine_name(name, sizeof name, "prefill", b->prompt);
     report(name, &ours, &theirs);
     bench_samples_free(&ours);
     bench_samples_free(&theirs);
@@ -205,15 +177,27 @@ static void open_engine(bench_t *b)
     node_engine_opts_default(&opts);
     opts.n_threads = b->threads;
     opts.isa = isa_option();
-    check(node_gguf_open(b->model, &b->gguf, &err), &err);
+    engine_check(node_gguf_open(b->model, &b->gguf, &err), &err);
     double start = bench_now_s();
-    check(node_engine_create(b->gguf, NULL, &opts, &b->eng, &err), &err);
+    engine_check(node_engine_create(b->gguf, NULL, &opts, &b->eng, &err), &err);
     b->info = node_engine_info(b->eng);
     bench_note("isa %s, %u threads, load %.2f s", node_isa_name(node_engine_isa(b->eng)), b->threads,
                bench_now_s() - start);
-    b->logits = vc_calloc(b->info->n_vocab, sizeof *b->logits);
+    b->logits = vc_calloc((size_t)LOGIT_ROWS * b->info->n_vocab, sizeof *b->logits);
     if (b->logits == NULL)
         bench_fail("no memory for logits");
+}
+
+static bool part(const char *name)
+{
+    static const char *const parts[] = {"all", "decode", "prefill", "roofline", "verify"};
+    const char *asked = bench_option("part", "all");
+    bool known = false;
+    for (size_t i = 0; i < VC_ARRAY_LEN(parts); i++)
+        known |= strcmp(asked, parts[i]) == 0;
+    if (!known)
+        bench_fail("--part %s: not one of all, decode, prefill, roofline, verify", asked);
+    return strcmp(asked, "all") == 0 || strcmp(asked, name) == 0;
 }
 
 int main(int argc, char **argv)
@@ -230,12 +214,19 @@ int main(int argc, char **argv)
     b.prompt = bench_quick() ? 64 : PROMPT;
     if (b.reps < 1 || b.reps > 1000)
         bench_fail("--reps must be 1 to 1000");
-    b.peer = bench_quick() ? NULL : find_peer();
+    const bool decode = part("decode"), prefill = part("prefill"), verify = part("verify"), peak = part("roofline");
+    b.peer =
+        bench_quick() || !(decode || prefill) || strcmp(bench_option("peer", ""), "-") == 0 ? NULL : engine_find_peer();
     open_engine(&b);
     parse_depths(&b);
-    for (uint32_t i = 0; i < b.n_depths; i++)
+    if (decode || verify || peak)
+        b.roofline = engine_roofline(&b);
+    for (uint32_t i = 0; i < b.n_depths && decode; i++)
         bench_decode(&b, b.depths[i]);
-    bench_prefill(&b);
+    if (prefill)
+        bench_prefill(&b);
+    if (verify && b.roofline.dot_per_s > 0)
+        engine_verify(&b);
     vc_free(b.logits);
     node_engine_destroy(b.eng);
     node_gguf_close(b.gguf);

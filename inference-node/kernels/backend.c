@@ -4,13 +4,19 @@
 #include <cpuid.h>
 #include <xmmintrin.h>
 
-enum { CPUID_1_ECX_F16C = 1 << 29, MXCSR_DEFAULT = 0x1f80 };
+enum { CPUID_1_ECX_F16C = 1 << 29, CPUID_7_1_EAX_AVX_VNNI = 1 << 4, MXCSR_DEFAULT = 0x1f80 };
 
 static bool has_avx2(void)
 {
     unsigned a, b, c, d;
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
            (c & CPUID_1_ECX_F16C) != 0;
+}
+
+static bool has_avx_vnni(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & CPUID_7_1_EAX_AVX_VNNI) != 0;
 }
 
 static bool has_avx512(void)
@@ -23,7 +29,10 @@ const node_ops_t *node_ops_get(node_ops_level_t level)
 {
     switch (level) {
     case NODE_OPS_SCALAR: return &node_ops_scalar;
-    case NODE_OPS_AVX2: return has_avx2() ? &node_ops_avx2 : NULL;
+    case NODE_OPS_AVX2:
+        if (!has_avx2())
+            return NULL;
+        return has_avx_vnni() ? &node_ops_avx2vnni : &node_ops_avx2;
     case NODE_OPS_AVX512:
         if (!has_avx512())
             return NULL;

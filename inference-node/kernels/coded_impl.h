@@ -86,8 +86,8 @@ INLINE void dot_keys(n16 acc[][CODED_NS], const uint8_t *strip, const node_coded
 }
 
 /* What every score of a tile gets where its keys are less their mean: the query's product with it. */
-INLINE void mean_scores(const node_attn_t *a, uint32_t q0, const node_coded_form_t *f, const uint8_t *tile, float *base,
-                        const int nq)
+APART void mean_scores(const node_attn_t *a, uint32_t q0, const node_coded_form_t *f, const uint8_t *tile, float *base,
+                       const int nq)
 {
     const uint16_t *mean = (const uint16_t *)(const void *)(tile + f->k_mean);
     v16 sum[3];
@@ -273,7 +273,7 @@ typedef struct {
     float scale, sum; /* of one integer step; of p times the minima */
 } weights_t;
 
-INLINE void code_weights(const float *p, const uint16_t *scales, const uint16_t *mins, weights_t *w, const int bits)
+APART void code_weights(const float *p, const uint16_t *scales, const uint16_t *mins, weights_t *w, const int bits)
 {
     const float levels = bits == 8 ? 16383.0f : 255.0f;
     v16 x[4], top = v16_set1(0.0f), sum = top;

@@ -1,4 +1,4 @@
-/* Sixteen lanes of four bytes as two AVX2 registers. */
+/* Sixteen lanes of four bytes as two AVX2 registers; DOT_VNNI chooses the instruction of the dot product. */
 #ifndef NODE_INT_AVX2_H
 #define NODE_INT_AVX2_H
 
@@ -34,17 +34,25 @@ static inline b64 b64_or(b64 x, b64 y) { return (b64){_mm256_or_si256(x.a, y.a),
 static inline n16 n16_zero(void) { return (n16){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 static inline __m256i n8_dot(__m256i acc, __m256i codes, __m256i q)
 {
+#ifdef DOT_VNNI
+    return _mm256_dpbusd_avx_epi32(acc, codes, q);
+#else
     __m256i pairs = _mm256_maddubs_epi16(codes, q); /* 2 x 15 x 127 at most: no saturation */
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
 }
 /* Codes of 8 bits would saturate: 255 x 127 x 2 > 32767. As 16 high + low they do not. */
 static inline __m256i n8_dot_wide(__m256i acc, __m256i codes, __m256i q)
 {
+#ifdef DOT_VNNI
+    return _mm256_dpbusd_avx_epi32(acc, codes, q);
+#else
     __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     __m256i l = _mm256_maddubs_epi16(_mm256_and_si256(codes, low), q);
     __m256i h = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(codes, 4), low), q);
     acc = _mm256_add_epi32(acc, _mm256_madd_epi16(l, ones));
     return _mm256_add_epi32(acc, _mm256_slli_epi32(_mm256_madd_epi16(h, ones), 4));
+#endif
 }
 static inline n16 n16_dot(n16 acc, b64 codes, const int8_t *q, int wide)
 {

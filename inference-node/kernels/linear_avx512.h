@@ -148,6 +148,7 @@ LINEAR_INLINE void linear_type(const node_matrix_t *w, uint32_t panel, uint32_t 
     (void)linear_tiles(w, panel, panel_end, ahead, a, row, r, n_rows, out, out_stride, 1, type);
 }
 
+#ifndef LINEAR_PARTS_ONLY
 static void linear_quantised(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const uint8_t *ahead,
                              const node_acts_t *a, uint32_t row, uint32_t n_rows, float *out, size_t out_stride)
 {
@@ -158,3 +159,4 @@ static void linear_quantised(const node_matrix_t *w, uint32_t panel, uint32_t pa
     else
         linear_type(w, panel, panel_end, ahead, a, row, n_rows, out, out_stride, NODE_W_Q4_0);
 }
+#endif

@@ -81,6 +81,6 @@ typedef struct node_ops {
     void (*finish)(float l, const float *o, uint32_t head_dim, float *y); /* y = o / l */
 } node_ops_t;
 
-extern const node_ops_t node_ops_scalar, node_ops_avx2, node_ops_avx512, node_ops_avx512vnni;
+extern const node_ops_t node_ops_scalar, node_ops_avx2, node_ops_avx2vnni, node_ops_avx512, node_ops_avx512vnni;
 
 #endif

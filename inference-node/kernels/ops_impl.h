@@ -6,6 +6,8 @@
 #include "kernels/ops.h"
 
 #define INLINE static inline __attribute__((always_inline))
+/* Of parts that run once for a block of queries and would be compiled once for each of its forms. */
+#define APART static __attribute__((noinline))
 
 INLINE float root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
 
@@ -250,7 +252,7 @@ INLINE v16 seen_scores(const float *p, uint32_t i, uint32_t n)
 /* Online softmax of a block of queries over the tile: scores become probabilities, masked ones +0. factor: what the
  * earlier outputs are rescaled with. Queries that see nothing keep their state and their scores. Maxima, sums and
  * factors of the block are lanes of one vector. */
-INLINE void softmax_block(const node_attn_t *a, uint32_t q0, float *factor, const int nq)
+APART void softmax_block(const node_attn_t *a, uint32_t q0, float *factor, const int nq)
 {
     v16 x[ATTN_NQ];
     float m[16], l[16];

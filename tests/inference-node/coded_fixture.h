@@ -216,11 +216,12 @@ static void attend_alike_on_every_isa(const node_body_t *body, uint32_t dim, con
 {
     static const uint32_t counts[] = {1, 2, 3, 7, 32};
     static attended_t want, got;
-    const node_ops_t *list[3] = {node_ops_get(NODE_OPS_AVX2), node_ops_get(NODE_OPS_AVX512),
+    const node_ops_t *list[4] = {node_ops_get(NODE_OPS_AVX2), node_ops_get(NODE_OPS_AVX512),
+                                 node_ops_get(NODE_OPS_AVX2) ? &node_ops_avx2 : NULL,
                                  node_ops_get(NODE_OPS_AVX512) ? &node_ops_avx512 : NULL};
     for (size_t n = 0; n < VC_ARRAY_LEN(counts); n++) {
         attend_codes(&node_ops_scalar, body, 0, counts[n], q, &want);
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 4; i++) {
             if (list[i] == NULL)
                 continue;
             attend_codes(list[i], body, 0, counts[n], q, &got);

@@ -40,13 +40,16 @@ static bool same(const float *a, const float *b, size_t n)
     return true;
 }
 
-/* The tables that this CPU runs, the plain AVX-512 one too where VNNI hides it. */
-static uint32_t tables(const node_ops_t *list[4])
+/* The tables that this CPU runs, the plain ones too where VNNI hides them. */
+enum { TABLES = 5 };
+static uint32_t tables(const node_ops_t *list[TABLES])
 {
     uint32_t n = 0;
     list[n++] = &node_ops_scalar;
     if (node_ops_get(NODE_OPS_AVX2) != NULL)
         list[n++] = &node_ops_avx2;
+    if (node_ops_get(NODE_OPS_AVX2) == &node_ops_avx2vnni)
+        list[n++] = &node_ops_avx2vnni;
     if (node_ops_get(NODE_OPS_AVX512) != NULL)
         list[n++] = &node_ops_avx512;
     if (node_ops_get(NODE_OPS_AVX512) == &node_ops_avx512vnni)
@@ -81,7 +84,7 @@ static void run_rope(const node_ops_t *o, uint32_t n, float *x, float *y, float 
 
 static void compare(compare_fn fn, float scale)
 {
-    const node_ops_t *list[4];
+    const node_ops_t *list[TABLES];
     uint32_t n_tables = tables(list);
     for (size_t i = 0; i < VC_ARRAY_LEN(lengths); i++) {
         uint32_t n = lengths[i];
@@ -111,7 +114,7 @@ Test(kernels, elementwise_operations_have_the_bits_of_the_scalar_ones)
 
 Test(kernels, swiglu_handles_every_kind_of_float)
 {
-    const node_ops_t *list[4];
+    const node_ops_t *list[TABLES];
     uint32_t n_tables = tables(list);
     float x[96], y[96], want[96], got[96];
     const float odd[] = {0, -0.0f, INFINITY, -INFINITY, NAN, 1e-40f, -1e-40f, 87.3f, -87.3f, 88.8f, -88.8f, 3e38f};
@@ -144,7 +147,7 @@ Test(kernels, rms_norm_is_the_formula)
 
 Test(kernels, halves_are_counted_when_they_saturate)
 {
-    const node_ops_t *list[4];
+    const node_ops_t *list[TABLES];
     uint32_t n_tables = tables(list);
     float x[64];
     for (int i = 0; i < 64; i++)
@@ -182,7 +185,7 @@ static void acts_free(node_acts_t *a)
 
 Test(kernels, quantised_activations_are_equal_and_within_half_a_step)
 {
-    const node_ops_t *list[4];
+    const node_ops_t *list[TABLES];
     uint32_t n_tables = tables(list);
     node_acts_t a = acts_create(576, 2, 3.0f), b = acts_create(576, 2, 1.0f);
     memset(a.x, 0, 32 * sizeof(float)); /* a group without signal */
@@ -287,7 +290,7 @@ static void check_formula(const matrix_t *x, const node_acts_t *a, const float *
 
 static void compare_linear(uint32_t type, uint32_t n_in, uint32_t n_out, uint32_t rows)
 {
-    const node_ops_t *list[4];
+    const node_ops_t *list[TABLES];
     uint32_t n_tables = tables(list);
     matrix_t x = matrix_create(type, n_in, n_out);
     node_acts_t a = acts_create(n_in, rows, 1.0f);
@@ -364,7 +367,7 @@ Test(kernels, linear_is_equal_on_every_table_for_every_type_and_odd_shape)
 
 Test(kernels, the_largest_codes_and_activations_do_not_overflow)
 {
-    const node_ops_t *list[4];
+    const node_ops_t *list[TABLES];
     uint32_t n_tables = tables(list);
     for (size_t k = 0; k < 3; k++) {
         uint8_t file[34];
@@ -460,7 +463,7 @@ static void attn_check(const attn_t *a)
 Test(kernels, attention_is_equal_on_every_table_and_for_queries_alone)
 {
     static const uint32_t dims[] = {16, 32, 48, 64, 80, 128};
-    const node_ops_t *list[4];
+    const node_ops_t *list[TABLES];
     uint32_t n_tables = tables(list);
     for (size_t k = 0; k < VC_ARRAY_LEN(dims); k++)
         for (uint32_t n_q = 1; n_q <= 25; n_q += 1 + (uint32_t)k) {
@@ -485,7 +488,7 @@ Test(kernels, attention_is_equal_on_every_table_and_for_queries_alone)
 
 Test(kernels, asking_for_the_next_tile_changes_no_bit)
 {
-    const node_ops_t *list[4];
+    const node_ops_t *list[TABLES];
     uint32_t n_tables = tables(list);
     for (uint32_t t = 0; t < n_tables; t++) {
         attn_t a = attn_create(7, 80);
@@ -511,7 +514,7 @@ Test(kernels, asking_for_the_next_tile_changes_no_bit)
 
 Test(kernels, tokens_that_a_query_does_not_see_cannot_reach_it)
 {
-    const node_ops_t *list[4];
+    const node_ops_t *list[TABLES];
     uint32_t n_tables = tables(list);
     attn_t a = attn_create(7, 64);
     a.valid[2] = 0; /* skips the tile */
@@ -536,7 +539,7 @@ Test(kernels, tokens_that_a_query_does_not_see_cannot_reach_it)
 
 Test(kernels, folding_two_splits_equals_attention_over_both)
 {
-    const node_ops_t *list[4];
+    const node_ops_t *list[TABLES];
     uint32_t n_tables = tables(list);
     attn_t a = attn_create(5, 64), b = attn_create(5, 64);
     attn_run(list[0], &a, 0, 5);

@@ -144,7 +144,8 @@ static void expect_attention(const fx_t *f, const char *text, const fx_records_t
     static _Alignas(64) float q[N_Q * 128];
     static attended_t want, got;
     const uint32_t dim = f->model.head_dim;
-    const node_ops_t *list[3] = {node_ops_get(NODE_OPS_AVX2), node_ops_get(NODE_OPS_AVX512),
+    const node_ops_t *list[4] = {node_ops_get(NODE_OPS_AVX2), node_ops_get(NODE_OPS_AVX512),
+                                 node_ops_get(NODE_OPS_AVX2) ? &node_ops_avx2 : NULL,
                                  node_ops_get(NODE_OPS_AVX512) ? &node_ops_avx512 : NULL};
     node_body_t *body = packed_body(f, text, r, exact);
     double *k = calloc((size_t)body->n_tokens * dim, sizeof(*k)), *v = calloc((size_t)body->n_tokens * dim, sizeof(*v));
@@ -164,7 +165,7 @@ static void expect_attention(const fx_t *f, const char *text, const fx_records_t
         }
         for (int partial = 0; partial < 2; partial++) {
             attend_tiles(&node_ops_scalar, body, h, N_Q, q, partial ? some_rows : NULL, &want);
-            for (int i = 0; i < 3; i++) {
+            for (int i = 0; i < 4; i++) {
                 if (list[i] == NULL)
                     continue;
                 attend_tiles(list[i], body, h, N_Q, q, partial ? some_rows : NULL, &got);

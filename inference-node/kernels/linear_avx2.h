@@ -1,0 +1,124 @@
+/*
+ * Integer linear of AVX2. A panel is two halves of eight outputs; a broadcast pair of inputs meets both, and four rows
+ * share the unpacked codes. DOT is vpdpwssd where the CPU has it, else vpmaddwd and an addition: the sums are exact
+ * integers, so both give the same bits.
+ */
+typedef int32_t __attribute__((may_alias)) pair_t;
+#ifdef DOT_VNNI
+#define DOT(acc, w, x) _mm256_dpwssd_avx_epi32(acc, w, x)
+#else
+#define DOT(acc, w, x) _mm256_add_epi32(acc, _mm256_madd_epi16(w, x))
+#endif
+#define LINEAR_INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
+
+/* Ends a sum for the compiler: GCC would reorder the integer additions into a tree that needs twice the registers. */
+#define KEEP(v) __asm__("" : "+x"(v))
+
+/* Dot products of both halves with rows 0..nr: s[2 * r] and s[2 * r + 1]. */
+LINEAR_INLINE void dot_pair(__m256i s[8], __m256i lo, __m256i hi, const pair_t *x, size_t pair_stride, const int nr)
+{
+    UNROLL
+    for (int r = 0; r < nr; r++) {
+        __m256i v = _mm256_set1_epi32(x[(size_t)r * pair_stride]);
+        s[2 * r] = DOT(s[2 * r], lo, v);
+        s[2 * r + 1] = DOT(s[2 * r + 1], hi, v);
+        KEEP(s[2 * r]);
+        KEEP(s[2 * r + 1]);
+    }
+}
+
+LINEAR_INLINE void dot_group(__m256i s[8], const uint8_t *group, const pair_t *x, size_t stride, const int nr,
+                             const uint32_t type)
+{
+    const __m256i low = _mm256_set1_epi32(0x000f000f);
+    for (int k = 0; k < (type == NODE_W_Q8_0 ? 8 : 4); k++) {
+        __m256i lo = _mm256_loadu_si256((const void *)(group + k * 64));
+        __m256i hi = _mm256_loadu_si256((const void *)(group + k * 64 + 32));
+        if (type == NODE_W_Q8_0) {
+            dot_pair(s, _mm256_srai_epi16(_mm256_slli_epi16(lo, 8), 8), _mm256_srai_epi16(_mm256_slli_epi16(hi, 8), 8),
+                     x + 2 * k, stride, nr);
+            dot_pair(s, _mm256_srai_epi16(lo, 8), _mm256_srai_epi16(hi, 8), x + 2 * k + 1, stride, nr);
+            continue;
+        }
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            dot_pair(s, _mm256_and_si256(_mm256_srli_epi32(lo, 4 * j), low),
+                     _mm256_and_si256(_mm256_srli_epi32(hi, 4 * j), low), x + 4 * k + j, stride, nr);
+    }
+}
+
+LINEAR_INLINE void linear_rows(const node_matrix_t *w, uint32_t panel, const uint8_t *ahead, const node_acts_t *a,
+                               uint32_t row, float *out, size_t out_stride, const int nr, const uint32_t type)
+{
+    const uint32_t codes = type == NODE_W_Q8_0 ? 512 : 256;
+    const size_t bytes = codes + (type == NODE_W_Q4_1 ? 64 : 32);
+    const uint8_t *group = w->data + panel * w->panel_bytes;
+    const pair_t *x = (const pair_t *)(const void *)(a->q + row * a->stride);
+    size_t at = row * a->group_stride;
+    v16 acc[4];
+    UNROLL
+    for (int r = 0; r < nr; r++)
+        acc[r] = v16_set1(0.0f);
+    for (uint32_t g = 0; g < w->n_in / NODE_GROUP; g++, group += bytes) {
+        __m256i s[8];
+        if (ahead != NULL)
+            for (size_t i = 0; i < bytes; i += 64, ahead += 64)
+                __builtin_prefetch(ahead, 0, nr < 4 ? 0 : 2);
+        UNROLL
+        for (int r = 0; r < nr; r++)
+            s[2 * r] = s[2 * r + 1] = type == NODE_W_Q4_0
+                                          ? _mm256_set1_epi32(-8 * a->isum[at + (size_t)r * a->group_stride + g])
+                                          : _mm256_setzero_si256();
+        dot_group(s, group, x + (size_t)g * (NODE_GROUP / 2), a->stride / 2, nr, type);
+        const uint16_t *d = (const uint16_t *)(const void *)(group + codes);
+        UNROLL
+        for (int r = 0; r < nr; r++) {
+            size_t i = at + (size_t)r * a->group_stride + g;
+            v16 dot = {_mm256_cvtepi32_ps(s[2 * r]), _mm256_cvtepi32_ps(s[2 * r + 1])};
+            acc[r] = v16_fma(v16_load_f16(d), v16_mul(dot, v16_set1(a->scale[i])), acc[r]);
+            if (type == NODE_W_Q4_1)
+                acc[r] = v16_fma(v16_load_f16(d + 16), v16_set1(a->sum[i]), acc[r]);
+        }
+    }
+    UNROLL
+    for (int r = 0; r < nr; r++)
+        store_outputs(w, panel, out + (size_t)r * out_stride, acc[r]);
+}
+
+/* A tile of rows and the panels of the call stay in L1 together. */
+LINEAR_INLINE uint32_t linear_tiles(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const uint8_t *ahead,
+                                    const node_acts_t *a, uint32_t row, uint32_t first, uint32_t n_rows, float *out,
+                                    size_t out_stride, const int nr, const uint32_t type)
+{
+    uint32_t r = first;
+    for (; r + (uint32_t)nr <= n_rows; r += (uint32_t)nr)
+        for (uint32_t p = panel; p < panel_end; p++)
+            linear_rows(w, p, ahead != NULL && r == 0 ? ahead + (p - panel) * w->panel_bytes : NULL, a, row + r,
+                        out + r * out_stride, out_stride, nr, type);
+    return r;
+}
+
+LINEAR_INLINE void linear_type(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const uint8_t *ahead,
+                               const node_acts_t *a, uint32_t row, uint32_t n_rows, float *out, size_t out_stride,
+                               const uint32_t type)
+{
+    uint32_t r = linear_tiles(w, panel, panel_end, ahead, a, row, 0, n_rows, out, out_stride, 4, type);
+    r = linear_tiles(w, panel, panel_end, ahead, a, row, r, n_rows, out, out_stride, 2, type);
+    (void)linear_tiles(w, panel, panel_end, ahead, a, row, r, n_rows, out, out_stride, 1, type);
+}
+
+static void linear_quantised(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const uint8_t *ahead,
+                             const node_acts_t *a, uint32_t row, uint32_t n_rows, float *out, size_t out_stride)
+{
+    if (w->type == NODE_W_Q4_1)
+        linear_type(w, panel, panel_end, ahead, a, row, n_rows, out, out_stride, NODE_W_Q4_1);
+    else if (w->type == NODE_W_Q8_0)
+        linear_type(w, panel, panel_end, ahead, a, row, n_rows, out, out_stride, NODE_W_Q8_0);
+    else
+        linear_type(w, panel, panel_end, ahead, a, row, n_rows, out, out_stride, NODE_W_Q4_0);
+}
