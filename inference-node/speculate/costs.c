@@ -15,6 +15,7 @@ enum {
 
 #define KEEP_DRAFTER 0.7  /* of a drafter's figures per request */
 #define CHANCE_WEIGHT 8.0 /* observations that a remembered chance is worth: texts differ */
+#define LINK_BOUND 1.5    /* times the expected time: no engine, and no busy machine either, is as slow by itself */
 #define ENOUGH_SEEN 16.0  /* observations in a request that say something about its compressor */
 
 /* One pass of n rows, all with logits as a verify pass has; the rows are taken back. */
@@ -105,6 +106,8 @@ vc_status_t node_costs_measure(node_costs_t *c, node_engine_t *engine, const vc_
     vc_free(logits);
     if (st == VC_OK)
         separate(c, near_us, far_us, far_tokens);
+    for (uint32_t i = 0; i < NODE_LENGTH_COSTS; i++)
+        c->scale[i] = 1;
     c->known = st == VC_OK;
     return st;
 }
@@ -125,7 +128,7 @@ static double plain_draft_us(const node_costs_t *c, uint32_t n_tokens, const nod
     double full = 4.0 * body->dims.n_layer * body->dims.n_kv_head * body->dims.head_dim * body->n_tokens;
     double share = full > 0 && (double)body->bytes < full ? (double)body->bytes / full : 1;
     uint32_t tail = n_tokens > body->n_tokens ? n_tokens - body->n_tokens : 0;
-    return c->weights_us[0] + c->token_us[0] * (tail + share * body->n_tokens);
+    return c->scale[0] * (c->weights_us[0] + c->token_us[0] * (tail + share * body->n_tokens));
 }
 
 void node_costs_at(const node_costs_t *c, uint32_t n_tokens, const node_body_t *body, const char *name,
@@ -135,7 +138,7 @@ void node_costs_at(const node_costs_t *c, uint32_t n_tokens, const node_body_t *
     if (!c->known)
         return;
     for (uint32_t i = 0; i < NODE_LENGTH_COSTS; i++)
-        out->verify_us[i] = c->weights_us[i] + c->token_us[i] * n_tokens;
+        out->verify_us[i] = c->scale[i] * (c->weights_us[i] + c->token_us[i] * n_tokens);
     if (body == NULL)
         return;
     const node_costs_drafter_t *d = find(c, name);
@@ -163,9 +166,25 @@ static node_costs_drafter_t *place(node_costs_t *c, const char *name)
     return d;
 }
 
+/* The widths that were measured, and the others by the nearest narrower one. */
+static void learn_passes(node_costs_t *c, const node_length_t *l)
+{
+    double keep = c->scaled ? KEEP_DRAFTER : 0, ratio = 0;
+    if (!c->known || l->cost_us[0] <= 0 || l->cost_us[0] > LINK_BOUND * l->expected.verify_us[0])
+        return;
+    for (uint32_t i = 0; i < NODE_LENGTH_COSTS; i++) {
+        double expected = node_length_expected_us(l, l->cost_rows[i]);
+        if (l->cost_us[i] > 0 && expected > 0)
+            ratio = l->cost_us[i] / expected;
+        c->scale[i] *= keep + (1 - keep) * ratio;
+    }
+    c->scaled = true;
+}
+
 void node_costs_learn(node_costs_t *c, uint32_t n_tokens, const node_body_t *body, const char *name,
                       const node_length_t *l)
 {
+    learn_passes(c, l);
     if (name == NULL || body == NULL || strlen(name) >= sizeof c->drafters[0].name || l->draft_us <= 0)
         return;
     node_costs_drafter_t *d = place(c, name);

@@ -201,7 +201,17 @@ double node_length_verify_us(const node_length_t *l, uint32_t n_rows)
     return curve_at(&c, n_rows ? n_rows : 1);
 }
 
-double node_length_draft_us(const node_length_t *l) { return l->draft_us > 0 ? l->draft_us : l->expected.draft_us; }
+double node_length_expected_us(const node_length_t *l, double n_rows)
+{
+    return expects(l) ? expected_us(&l->expected, n_rows) : 0;
+}
+
+/* Until one was measured: as much faster than expected as plain passes are. Slower ones may wait for a link. */
+double node_length_draft_us(const node_length_t *l)
+{
+    double ratio = expects(l) && l->cost_us[0] > 0 ? l->cost_us[0] / l->expected.verify_us[0] : 1;
+    return l->draft_us > 0 ? l->draft_us : l->expected.draft_us * (ratio < 1 ? ratio : 1);
+}
 
 /* Without an expected value the first one is all there is; with one it counts half. */
 static void blend(double *mean, double value, double expected)
@@ -326,7 +336,7 @@ void node_length_end(node_length_t *l, const node_length_round_t *r)
     if (l->n_probe)
         l->probe_credit_us -= r->draft_us + r->verify_us - r->n_tokens * plain_us;
     if (!r->n_drafts) {
-        bool hopeless = node_length_draft_us(l) > 0 && best_rate(l, true) * plain_us < CAUTION;
+        bool hopeless = l->draft_us > 0 && best_rate(l, true) * plain_us < CAUTION;
         l->probe_credit_us += r->verify_us * (hopeless ? PROBE_SHARE_HOPELESS : PROBE_SHARE);
         forget(l);
     }

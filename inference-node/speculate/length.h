@@ -73,6 +73,7 @@ void node_length_end(node_length_t *l, const node_length_round_t *round);
 
 /* Estimates, for plans, logs and tests. */
 double node_length_verify_us(const node_length_t *l, uint32_t n_rows); /* 0: nothing known */
+double node_length_expected_us(const node_length_t *l, double n_rows); /* without what was measured */
 double node_length_draft_us(const node_length_t *l);                   /* 0: nothing known */
 double node_length_chance(const node_length_t *l, double margin);
 double node_length_mean_chance(const node_length_t *l);
