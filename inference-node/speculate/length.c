@@ -157,7 +157,8 @@ static double by_nearest(const node_length_t *l, uint32_t i)
             double us = l->cost_us[j], over = us - expected_us(&l->expected, l->cost_rows[j]);
             if (over > LINK_BOUND * (us - over))
                 return us > expected ? us : expected;
-            return expected + over > 0 ? expected + over : expected;
+            return over > 0 ? expected + over
+                            : expected * us / (us - over); /* the machine was busy when it was timed */
         }
     return expected;
 }
@@ -300,7 +301,7 @@ bool node_length_begin(node_length_t *l)
     l->p_all = 1;
     l->n_probe = 0;
     make_curve(l, &c);
-    if (!l->max_draft || !c.n || (l->cost_us[0] <= 0 && !expects(l)))
+    if (!l->max_draft || l->cost_us[0] <= 0)
         return false;
     for (uint32_t rows = 1; rows < l->max_draft + 2; rows++)
         l->pass_us[rows] = curve_at(&c, rows);

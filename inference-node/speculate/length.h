@@ -14,7 +14,7 @@
  *
  * Costs: expected ones (measured once per engine, speculate/costs.h) until this request has measured its own; a pass
  * that takes longer than expected waits for something, a link perhaps, and a pass of another width is expected to wait
- * as long. Without expected costs the first round is plain and the first draft a probe of one token.
+ * as long. The first round is plain, to measure that; without expected costs the first draft is a probe of one token.
  *
  * Where drafting does not pay the length is 0. What was learned grows old then, and is probed again as soon as a
  * hundredth of the plain decoding time covers what the probe is expected to lose against plain decoding (a

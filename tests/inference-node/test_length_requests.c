@@ -168,6 +168,8 @@ Test(length_requests, within_ten_percent_with_costs_expected_a_third_too_high) {
 
 Test(length_requests, within_ten_percent_with_costs_expected_a_quarter_too_low) { compare(0.75, 0.9, 0.98); }
 
+Test(length_requests, never_far_behind_with_costs_measured_on_a_busy_machine) { compare(6, 0.75, 0.97); }
+
 Test(length_requests, within_five_percent_of_it_without_expected_costs) { compare(0, 0.95, 0.98); }
 
 /* Short answers with a drafter that never pays: what learning that costs. */
