@@ -4,6 +4,8 @@
 #include "speculate/cascade.h"
 #include "vc/mem.h"
 
+#define SEED_ROWS 8u /* the width whose expected cost stands for that of a further row */
+
 struct node_session {
     node_session_opts_t opt;
     node_verifier_t *v; /* the caller's */
@@ -71,21 +73,39 @@ static bool begin(node_session_t *s)
         node_costs_at(s->opt.costs, s->n_tokens, s->body, s->opt.name, &costs);
         node_length_expect(&s->length, &costs);
     }
-    return node_length_begin(&s->length);
+    node_cascade_seed(&s->direct, node_length_verify_us(&s->length, 1), SEED_ROWS,
+                      node_length_verify_us(&s->length, SEED_ROWS));
+    return s->body && node_length_begin(&s->length);
 }
 
-/* What the source proposes, as far as it pays in a verify pass. */
-static vc_status_t propose(node_session_t *s, uint32_t useful, uint32_t *n_p, vc_err_t *err)
+/* What the source proposes, as far as it pays in a verify pass and, where drafting pays too, more than that. */
+static vc_status_t propose(node_session_t *s, uint32_t useful, bool drafting, uint32_t *n_p, vc_err_t *err)
 {
     node_proposal_t proposals[NODE_SOURCE_MAX];
     vc_status_t st = node_drafter_drop(s->d, err); /* the source goes on behind what is committed */
     if (st != VC_OK)
         return st;
     uint32_t n = node_drafter_propose(s->d, VC_MIN(useful, NODE_SOURCE_MAX), proposals);
-    *n_p = node_cascade_choose(&s->direct, proposals, n);
-    for (uint32_t i = 0; i < *n_p; i++)
+    n = node_cascade_choose(&s->direct, proposals, n);
+    double us, tokens = node_cascade_expect(&s->direct, proposals, n, &us);
+    if (!n || (drafting && (s->length.n_probe || tokens < s->length.best_rate * us)))
+        return VC_OK;
+    for (uint32_t i = 0; i < n; i++)
         s->drafts[i] = proposals[i].token;
-    s->is_direct = *n_p > 0;
+    s->is_direct = true;
+    *n_p = n;
+    return VC_OK;
+}
+
+static vc_status_t draft_with_margins(node_session_t *s, uint32_t useful, uint32_t *n_p, vc_err_t *err)
+{
+    node_pick_t pick;
+    do {
+        vc_status_t st = node_drafter_next(s->d, &pick, err);
+        if (st != VC_OK)
+            return st;
+        s->drafts[(*n_p)++] = pick.token;
+    } while (node_length_more(&s->length, pick.margin) && *n_p < useful);
     return VC_OK;
 }
 
@@ -98,20 +118,17 @@ static vc_status_t draft(node_session_t *s, uint32_t *n_p, vc_err_t *err)
     s->is_direct = false;
     if (!useful || !s->opt.draft_length)
         return VC_OK;
-    if (adaptive && (!s->body || !begin(s)))
-        return propose(s, useful, n_p, err);
+    if (adaptive) {
+        bool drafting = begin(s);
+        vc_status_t st = propose(s, useful, drafting, n_p, err);
+        if (st != VC_OK || s->is_direct || !drafting)
+            return st;
+    }
     vc_status_t st = node_drafter_share(s->d, node_verifier_kv(s->v), err);
     if (st != VC_OK)
         return st;
-    if (!adaptive)
-        return node_drafter_draft(s->d, VC_MIN(s->opt.draft_length, useful), s->drafts, NULL, n_p, err);
-    node_pick_t pick;
-    do {
-        if ((st = node_drafter_next(s->d, &pick, err)) != VC_OK)
-            return st;
-        s->drafts[(*n_p)++] = pick.token;
-    } while (node_length_more(&s->length, pick.margin) && *n_p < useful);
-    return VC_OK;
+    return adaptive ? draft_with_margins(s, useful, n_p, err)
+                    : node_drafter_draft(s->d, VC_MIN(s->opt.draft_length, useful), s->drafts, NULL, n_p, err);
 }
 
 /* A round without the drafter tells what rows of the verify pass cost and bring. */
