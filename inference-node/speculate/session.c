@@ -4,7 +4,8 @@
 #include "speculate/cascade.h"
 #include "vc/mem.h"
 
-#define SEED_ROWS 8u /* the width whose expected cost stands for that of a further row */
+#define SEED_ROWS 8u  /* the width whose expected cost stands for that of a further row */
+#define KEEP_RATE 0.9 /* of the totals per round */
 
 struct node_session {
     node_session_opts_t opt;
@@ -13,6 +14,7 @@ struct node_session {
     node_length_t length;
     node_cascade_t direct;        /* proposals of the source for the verifier alone */
     bool is_direct;               /* the drafts of this round are such */
+    double drafted, drafted_us;   /* decayed totals of the other rounds with drafts: tokens and time */
     node_body_t *body;            /* one reference; NULL: no compressed body */
     uint32_t *drafts;             /* [max_draft] */
     uint32_t max_draft, n_tokens; /* tokens: when a round was last begun */
@@ -78,6 +80,14 @@ static bool begin(node_session_t *s)
     return s->body && node_length_begin(&s->length);
 }
 
+/* Tokens per microsecond to expect of rounds that draft: what they came to of late, where that is less than hoped for.
+ */
+static double drafting_rate(const node_session_t *s)
+{
+    double hoped = s->length.best_rate, was = s->drafted_us > 0 ? s->drafted / s->drafted_us : hoped;
+    return was < hoped ? was : hoped;
+}
+
 /* What the source proposes, as far as it pays in a verify pass and, where drafting pays too, more than that. */
 static vc_status_t propose(node_session_t *s, uint32_t useful, bool drafting, uint32_t *n_p, vc_err_t *err)
 {
@@ -88,7 +98,7 @@ static vc_status_t propose(node_session_t *s, uint32_t useful, bool drafting, ui
     uint32_t n = node_drafter_propose(s->d, VC_MIN(useful, NODE_SOURCE_MAX), proposals);
     n = node_cascade_choose(&s->direct, proposals, n);
     double us, tokens = node_cascade_expect(&s->direct, proposals, n, &us);
-    if (!n || (drafting && (s->length.n_probe || tokens < s->length.best_rate * us)))
+    if (!n || (drafting && (s->length.n_probe || tokens < drafting_rate(s) * us)))
         return VC_OK;
     for (uint32_t i = 0; i < n; i++)
         s->drafts[i] = proposals[i].token;
@@ -131,9 +141,14 @@ static vc_status_t draft(node_session_t *s, uint32_t *n_p, vc_err_t *err)
                     : node_drafter_draft(s->d, VC_MIN(s->opt.draft_length, useful), s->drafts, NULL, n_p, err);
 }
 
-/* A round without the drafter tells what rows of the verify pass cost and bring. */
-static void end_direct(node_session_t *s, const node_verdict_t *v, double verify_us)
+/* What the round tells of the source's proposals in the verify pass, and of drafting. */
+static void learn(node_session_t *s, const node_verdict_t *v, double draft_us, double verify_us)
 {
+    if (v->n_drafts && !s->is_direct) {
+        s->drafted = KEEP_RATE * s->drafted + v->n_tokens;
+        s->drafted_us = KEEP_RATE * s->drafted_us + draft_us + verify_us;
+        return;
+    }
     node_cascade_end(&s->direct, v->n_drafts + 1, v->n_drafts, v->n_tokens, verify_us);
     s->stats.n_source_rounds += s->is_direct;
     s->stats.source_proposed += v->n_drafts;
@@ -156,8 +171,7 @@ vc_status_t node_session_round(node_session_t *s, node_verdict_t *verdict_p, vc_
     s->stats.draft_us += t1 - t0;
     s->stats.verify_us += t2 - t1;
     s->stats.n_plain_rounds += !n;
-    if (!n || s->is_direct)
-        end_direct(s, verdict_p, (double)(t2 - t1));
+    learn(s, verdict_p, (double)(t1 - t0), (double)(t2 - t1));
     node_length_end(&s->length, &(node_length_round_t){.n_drafts = verdict_p->n_drafts,
                                                        .n_accepted = verdict_p->n_accepted,
                                                        .n_tokens = verdict_p->n_tokens,
