@@ -49,8 +49,9 @@ typedef struct draft {
     node_verify_client_t *client;
     body_job_t job;
     node_drafter_t *drafter;
-    bool drafter_off; /* no body, or it failed: text still comes from the verifier */
-    bool rows_ready;  /* every committed token but the last has rows in the drafter */
+    node_source_t *source; /* under the drafter; NULL: none */
+    bool drafter_off;      /* no body, or it failed: text still comes from the verifier */
+    bool rows_ready;       /* every committed token but the last has rows in the drafter */
     uint32_t epoch;
     uint32_t n_sent;    /* of the pending drafts */
     uint32_t chunk;     /* drafts per message */
@@ -111,10 +112,21 @@ static void join_body(draft_t *d)
                 d->job.result.note);
 }
 
-static void stop_drafting(draft_t *d, const vc_err_t *err)
+static void destroy_drafter(draft_t *d)
 {
+    node_drafter_stats_t stats;
+    if (d->drafter == NULL)
+        return;
+    node_drafter_stats(d->drafter, &stats);
+    d->r->outcome.source_proposed += stats.n_proposed;
+    d->r->outcome.source_accepted += stats.n_accepted;
     node_drafter_destroy(d->drafter);
     d->drafter = NULL;
+}
+
+static void stop_drafting(draft_t *d, const vc_err_t *err)
+{
+    destroy_drafter(d);
     d->drafter_off = true;
     node_outcome_note(&d->r->outcome, "drafting ended: %.150s", err->msg);
     vc_log_warn("draft", "drafting ended reason=\"%s\"", err->msg);
@@ -137,6 +149,7 @@ static void make_drafter(draft_t *d)
     opts.max_draft = PENDING_MAX;
     opts.n_common = NODE_DRAFTER_COMMON;
     d->rows_here = d->r->body->n_tokens;
+    opts.source = d->source;
     vc_err_t err = {0};
     if (node_drafter_create(&opts, d->r->tokens, d->r->n_tokens, &d->drafter, &err) != VC_OK)
         stop_drafting(d, &err);
@@ -404,13 +417,15 @@ vc_status_t node_remote_run_draft(node_remote_t *r, vc_err_t *err)
     d.drafter_off = r->cache == NULL || !r->has_spec || r->opts->draft_length == 0;
     vc_status_t status = split_targets(&d, err);
     if (status == VC_OK)
+        status = node_generate_source(r->opts, &d.source, err);
+    if (status == VC_OK)
         status = run_verifiers(&d, err);
     d.is_over = status == VC_OK || is_fatal(&d, status);
     if (d.is_over && d.job.started)
         node_cache_give_up(r->cache); /* a copy that nobody will use must not hold up the end */
     join_body(&d);
-    node_drafter_destroy(d.drafter);
-    d.drafter = NULL;
+    destroy_drafter(&d);
+    node_source_destroy(d.source);
     vc_free(d.names);
     if (d.is_over)
         return status;

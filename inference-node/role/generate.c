@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "role/cmd.h"
+#include "speculate/suffix.h"
 #include "vc/log.h"
 #include "vc/mem.h"
 
@@ -14,7 +15,7 @@ typedef struct {
     node_generate_opts_t o;
     uint64_t top_k;
     const char *draft_length, *stop;
-    int isa, tail, log_level;
+    int isa, source, tail, log_level;
     bool chat;
 } flags_t;
 
@@ -39,6 +40,9 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
          "tokens per draft: auto, or a number; 0 decodes without drafts"},
         {"compressor", VC_OPT_STRING, &o->compressor, NULL, 0, 0, NULL,
          "what drafts are made from; none given: " NODE_DEFAULT_COMPRESSOR " with a verifier, full KV without"},
+        {"source", VC_OPT_ENUM, &f->source, "suffix", 0, 0, "none|suffix",
+         "what proposes tokens under the drafter, or with an automatic length to the verifier: text that occurred "
+         "before"},
         {"calibration", VC_OPT_STRING, &o->calibration, NULL, 0, 0, NULL, NODE_CALIBRATION_HELP},
         {"compress-tokens", VC_OPT_U64, &o->compress_tokens, "4294967295", 0, 4294967295.0, NULL,
          "without a verifier: compress at most this many leading tokens of the prompt"},
@@ -133,6 +137,7 @@ static vc_status_t finish_opts(flags_t *f, const vc_config_t *config, int argc, 
         return st;
     o->raw = o->raw || !f->chat;
     o->tail_verified = f->tail == 0;
+    o->source = f->source == 1;
     o->isa = (node_isa_t)f->isa; /* the choices stand in the order of node_isa_t */
     o->sampling.top_k = (uint32_t)f->top_k;
     if (o->raw && o->system[0])
@@ -143,6 +148,14 @@ static vc_status_t finish_opts(flags_t *f, const vc_config_t *config, int argc, 
     if (o->kv_ram && !o->compressor[0] && o->draft_length && o->draft_length != NODE_DRAFT_AUTO)
         return vc_err_set(err, VC_ERR_INVALID, "--kv-ram with --draft-length needs a --compressor to draft from");
     return node_sampling_check(&o->sampling, err);
+}
+
+vc_status_t node_generate_source(const node_generate_opts_t *opts, node_source_t **source_p, vc_err_t *err)
+{
+    node_suffix_opts_t so;
+    node_suffix_opts_default(&so);
+    *source_p = NULL;
+    return opts->source && opts->draft_length ? node_suffix_create(&so, source_p, err) : VC_OK;
 }
 
 vc_status_t node_generate_report(const node_generate_opts_t *opts, const node_outcome_t *outcome,

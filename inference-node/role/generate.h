@@ -30,6 +30,7 @@ typedef struct node_generate_opts {
     uint32_t draft_length;    /* NODE_DRAFT_AUTO, or a number */
     const char *compressor;   /* spec text; empty: none */
     const char *calibration;  /* directory of blobs; empty: the model file's own */
+    bool source;              /* an n-gram source proposes tokens (speculate/suffix.h) */
     uint64_t compress_tokens; /* at most this many leading prompt tokens are compressed, in whole blocks (solo) */
     node_sampling_t sampling;
     /* machine */
@@ -44,6 +45,8 @@ typedef struct node_generate_opts {
     bool tail_verified;            /* draft behind the verifier's K, V rows instead of our own */
 } node_generate_opts_t;
 
+/* The draft source that the options ask for, NULL where none is; the caller destroys it. */
+vc_status_t node_generate_source(const node_generate_opts_t *opts, node_source_t **source_p, vc_err_t *err);
 /* The end of every generation: JSON to out, numbers to stderr, JSON to a file, as the options ask. */
 vc_status_t node_generate_report(const node_generate_opts_t *opts, const node_outcome_t *outcome,
                                  const node_text_t *text, FILE *out, vc_err_t *err);

@@ -83,10 +83,13 @@ static vc_status_t rounds(node_remote_t *r, node_verifier_t *v, node_session_t *
     return status;
 }
 
-static vc_status_t make_session(node_remote_t *r, node_verifier_t *v, node_session_t **session_p, vc_err_t *err)
+/* Without a body only an automatic length has anything to draft from, and only with a source. */
+static vc_status_t make_session(node_remote_t *r, node_verifier_t *v, node_source_t *source, node_session_t **session_p,
+                                vc_err_t *err)
 {
     *session_p = NULL;
-    if (r->body == NULL || r->opts->draft_length == 0)
+    bool alone = source != NULL && r->opts->draft_length == NODE_DRAFT_AUTO;
+    if (r->opts->draft_length == 0 || (r->body == NULL && !alone))
         return VC_OK;
     node_session_opts_t sopts;
     node_drafter_opts_t dopts;
@@ -101,10 +104,21 @@ static vc_status_t make_session(node_remote_t *r, node_verifier_t *v, node_sessi
     return node_session_create(&sopts, &dopts, v, session_p, err);
 }
 
+static void count_source(node_remote_t *r, const node_session_t *session)
+{
+    node_session_stats_t stats;
+    if (session == NULL)
+        return;
+    node_session_stats(session, &stats);
+    r->outcome.source_proposed += stats.source_proposed;
+    r->outcome.source_accepted += stats.source_accepted;
+}
+
 vc_status_t node_remote_run_local(node_remote_t *r, vc_err_t *err)
 {
     node_verifier_t *v = NULL;
     node_session_t *session = NULL;
+    node_source_t *source = NULL;
     r->outcome.computed_tokens = r->n_prompt;
     vc_status_t status = create_verifier(r, &v, err);
     if (status == VC_OK)
@@ -117,10 +131,14 @@ vc_status_t node_remote_run_local(node_remote_t *r, vc_err_t *err)
     if (status == VC_OK)
         status = commit_verdict(r, v, &verdict, err);
     if (status == VC_OK && node_verifier_finish(v) == NODE_FINISH_NONE)
-        status = make_session(r, v, &session, err);
+        status = node_generate_source(r->opts, &source, err);
+    if (status == VC_OK && node_verifier_finish(v) == NODE_FINISH_NONE)
+        status = make_session(r, v, source, &session, err);
     if (status == VC_OK)
         status = rounds(r, v, session, err);
+    count_source(r, session);
     node_session_destroy(session);
+    node_source_destroy(source);
     node_verifier_destroy(v);
     return status;
 }

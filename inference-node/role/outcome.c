@@ -25,12 +25,13 @@ double node_outcome_tokens_per_s(const node_outcome_t *outcome)
 
 static json_t *counts(const node_outcome_t *o)
 {
-    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f}", "fetch_us", (json_int_t)o->fetch_us,
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f}", "fetch_us", (json_int_t)o->fetch_us,
                      "verify_fetch_us", (json_int_t)o->verify_fetch_us, "first_us", (json_int_t)o->first_us, "total_us",
                      (json_int_t)o->total_us, "rounds", (json_int_t)o->rounds, "drafted", (json_int_t)o->drafted,
-                     "accepted", (json_int_t)o->accepted, "slow_bytes", (json_int_t)o->slow_bytes, "fast_bytes",
-                     (json_int_t)o->fast_bytes, "prefix_blocks", (json_int_t)o->prefix_blocks, "computed_tokens",
-                     (json_int_t)o->computed_tokens, "tokens_per_s", node_outcome_tokens_per_s(o));
+                     "accepted", (json_int_t)o->accepted, "source_proposed", (json_int_t)o->source_proposed,
+                     "source_accepted", (json_int_t)o->source_accepted, "slow_bytes", (json_int_t)o->slow_bytes,
+                     "fast_bytes", (json_int_t)o->fast_bytes, "prefix_blocks", (json_int_t)o->prefix_blocks,
+                     "computed_tokens", (json_int_t)o->computed_tokens, "tokens_per_s", node_outcome_tokens_per_s(o));
 }
 
 static bool is_solo(const node_outcome_t *o) { return o->isa != NULL; }
@@ -91,6 +92,9 @@ void node_outcome_print_stats(const node_outcome_t *o, FILE *out)
         fprintf(out, "%llu rounds with drafts, %.2f accepted per round, %.1f %% of the drafts\n",
                 (unsigned long long)o->rounds, (double)o->accepted / (double)o->rounds,
                 o->drafted == 0 ? 0.0 : 100.0 * (double)o->accepted / (double)o->drafted);
+    if (o->source_proposed > 0)
+        fprintf(out, "%llu of %llu proposals of the n-gram source accepted\n", (unsigned long long)o->source_accepted,
+                (unsigned long long)o->source_proposed);
     if (o->slow_bytes + o->fast_bytes > 0)
         fprintf(out, "slow link %.2f MB, fast link %.2f MB\n", (double)o->slow_bytes / 1e6,
                 (double)o->fast_bytes / 1e6);

@@ -20,10 +20,11 @@ typedef struct node_outcome {
     uint64_t total_us;  /* from the request to the last one */
     uint64_t rounds;    /* verify passes with drafts */
     uint64_t drafted, accepted;
-    uint64_t slow_bytes;                 /* cache transfers and stream messages of this node */
-    uint64_t fast_bytes;                 /* full KV that the verify node pulled */
-    uint64_t fetch_us;                   /* look-up and transfer of what this node fetched */
-    uint64_t verify_fetch_us;            /* the same at the verify node */
+    uint64_t source_proposed, source_accepted; /* by the n-gram source; accepted by the drafter or the verifier */
+    uint64_t slow_bytes;                       /* cache transfers and stream messages of this node */
+    uint64_t fast_bytes;                       /* full KV that the verify node pulled */
+    uint64_t fetch_us;                         /* look-up and transfer of what this node fetched */
+    uint64_t verify_fetch_us;                  /* the same at the verify node */
     uint32_t prefix_blocks;              /* of the prompt's blocks, how many came from a cache (full or compressed) */
     uint32_t computed_tokens;            /* prompt tokens whose full KV was computed rather than fetched */
     uint32_t recoveries;                 /* verifiers lost and replaced, or local take-over */

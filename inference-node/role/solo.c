@@ -33,6 +33,7 @@ typedef struct {
     uint32_t *prompt, n_prompt;
     node_verifier_t *verifier;
     node_body_t *body;
+    node_source_t *source;
     node_session_t *session;
     node_text_t *text;
     node_spec_t spec;
@@ -205,6 +206,10 @@ static vc_status_t make_session(solo_t *s, vc_err_t *err)
     dopt.context = (uint32_t)s->opts->context;
     dopt.n_common = NODE_DRAFTER_COMMON;
     dopt.max_draft = max_draft(s->opts);
+    st = node_generate_source(s->opts, &s->source, err);
+    if (st != VC_OK)
+        return st;
+    dopt.source = s->source;
     node_session_opts_t so;
     node_session_opts_default(&so);
     so.draft_length = s->opts->draft_length;
@@ -274,6 +279,8 @@ static vc_status_t fill_outcome(solo_t *s, vc_err_t *err)
     o->rounds = vs.n_rounds - ss.n_plain_rounds;
     o->drafted = vs.n_proposed;
     o->accepted = vs.n_accepted;
+    o->source_proposed = ss.source_proposed;
+    o->source_accepted = ss.source_accepted;
     o->draft_us = ss.draft_us;
     o->verify_us = ss.verify_us;
     o->compressor = s->spec.text;
@@ -302,6 +309,7 @@ static vc_status_t finish_output(solo_t *s, vc_err_t *err)
 static void close_solo(solo_t *s)
 {
     node_session_destroy(s->session);
+    node_source_destroy(s->source);
     if (s->body)
         node_body_put(s->body);
     node_text_destroy(s->text);
