@@ -18,6 +18,7 @@ enum { ROUNDS = 9, CHAINS = 12, LOOPS = 2000000 };
 #define READ_BYTES ((size_t)512 << 20)
 
 #define TARGET(isa) __attribute__((target(isa), noinline))
+#define TARGET_INLINE(isa) __attribute__((target(isa), always_inline)) static inline
 
 TARGET("avx512f") static uint64_t read_avx512(const uint8_t *p, size_t n)
 {
@@ -40,33 +41,52 @@ TARGET("avx2") static uint64_t read_avx2(const uint8_t *p, size_t n)
                       _mm256_extract_epi64(s[0], 3));
 }
 
-/* CHAINS registers, each waiting for itself only; the empty statement keeps the compiler from changing the sums. */
-#define PEAK_LOOP(name, isa, type, zero, step, per_step)             \
-    TARGET(isa) static double name(void)                             \
-    {                                                                \
-        type a[CHAINS], x = zero, y = zero;                          \
-        for (int i = 0; i < CHAINS; i++)                             \
-            a[i] = zero;                                             \
-        for (int n = 0; n < LOOPS; n++)                              \
-            PEAK_UNROLL for (int i = 0; i < CHAINS; i++)             \
-            {                                                        \
-                a[i] = step;                                         \
-                __asm__ volatile("" : "+x"(a[i]), "+x"(x), "+x"(y)); \
-            }                                                        \
-        return (double)LOOPS * CHAINS * (per_step);                  \
+/* Twelve registers by name, each waiting for itself only; the empty statement keeps the compiler from changing the
+ * sums.
+ */
+#define EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+#define PEAK_STEP(i)   \
+    a##i = STEP(a##i); \
+    __asm__ volatile("" : "+x"(a##i));
+#define PEAK_LOOP(name, isa, type, zero, per_step)                                                               \
+    TARGET(isa) static double name(void)                                                                         \
+    {                                                                                                            \
+        type x = zero, y = zero, a0 = x, a1 = x, a2 = x, a3 = x, a4 = x, a5 = x, a6 = x, a7 = x, a8 = x, a9 = x; \
+        type a10 = x, a11 = x;                                                                                   \
+        __asm__ volatile("" : "+x"(x), "+x"(y));                                                                 \
+        for (int n = 0; n < LOOPS; n++) {                                                                        \
+            EACH(PEAK_STEP)                                                                                      \
+        }                                                                                                        \
+        return (double)LOOPS * CHAINS * (per_step);                                                              \
     }
-#ifdef __clang__
-#define PEAK_UNROLL _Pragma("unroll")
-#else
-#define PEAK_UNROLL _Pragma("GCC unroll 12")
-#endif
-PEAK_LOOP(fma_avx512, "avx512f", __m512, _mm512_setzero_ps(), _mm512_fmadd_ps(x, y, a[i]), 16)
-PEAK_LOOP(fma_avx2, "avx2,fma", __m256, _mm256_setzero_ps(), _mm256_fmadd_ps(x, y, a[i]), 8)
-PEAK_LOOP(dot_avx512vnni, "avx512f,avx512vnni", __m512i, _mm512_setzero_si512(), _mm512_dpwssd_epi32(a[i], x, y), 32)
-PEAK_LOOP(dot_avx512, "avx512f,avx512bw", __m512i, _mm512_setzero_si512(),
-          _mm512_add_epi32(a[i], _mm512_madd_epi16(x, y)), 32)
-PEAK_LOOP(dot_avx2vnni, "avx2,avxvnni", __m256i, _mm256_setzero_si256(), _mm256_dpwssd_avx_epi32(a[i], x, y), 16)
-PEAK_LOOP(dot_avx2, "avx2", __m256i, _mm256_setzero_si256(), _mm256_add_epi32(a[i], _mm256_madd_epi16(x, y)), 16)
+#define STEP(a) _mm512_fmadd_ps(x, y, a)
+PEAK_LOOP(fma_avx512, "avx512f", __m512, _mm512_setzero_ps(), 16)
+#undef STEP
+#define STEP(a) _mm256_fmadd_ps(x, y, a)
+PEAK_LOOP(fma_avx2, "avx2,fma", __m256, _mm256_setzero_ps(), 8)
+#undef STEP
+#define STEP(a) _mm512_dpwssd_epi32(a, x, y)
+PEAK_LOOP(dot_avx512vnni, "avx512f,avx512vnni", __m512i, _mm512_setzero_si512(), 32)
+#undef STEP
+#define STEP(a) dot512(a, x, y)
+TARGET_INLINE("avx512f,avx512bw") __m512i dot512(__m512i a, __m512i x, __m512i y)
+{
+    __asm__("" : "+x"(x)); /* the product is made anew every time */
+    return _mm512_add_epi32(a, _mm512_madd_epi16(x, y));
+}
+PEAK_LOOP(dot_avx512, "avx512f,avx512bw", __m512i, _mm512_setzero_si512(), 32)
+#undef STEP
+#define STEP(a) _mm256_dpwssd_avx_epi32(a, x, y)
+PEAK_LOOP(dot_avx2vnni, "avx2,avxvnni", __m256i, _mm256_setzero_si256(), 16)
+#undef STEP
+#define STEP(a) dot256(a, x, y)
+TARGET_INLINE("avx2") __m256i dot256(__m256i a, __m256i x, __m256i y)
+{
+    __asm__("" : "+x"(x));
+    return _mm256_add_epi32(a, _mm256_madd_epi16(x, y));
+}
+PEAK_LOOP(dot_avx2, "avx2", __m256i, _mm256_setzero_si256(), 16)
+#undef STEP
 
 typedef struct {
     uint64_t (*read)(const uint8_t *p, size_t n);
