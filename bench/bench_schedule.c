@@ -93,7 +93,7 @@ static bool wanted(const char *part)
 int main(int argc, char **argv)
 {
     bench_init("schedule", argc, argv);
-    load.n_prompt = bench_quick() ? 1056 : 7776;
+    load.n_prompt = bench_quick() ? 1056 : 7584;
     load.kv_percent = (uint32_t)atoi(bench_option("kv-ram-percent", bench_quick() ? "60" : "20"));
     open_node();
     load_prompt();

@@ -6,7 +6,7 @@
  * interleaved and told as medians over repetitions. A repetition decodes the same tokens from the same KV (the prompt's
  * pages are shared, not computed again) and is compared token by token with plain decoding; prefill, compression,
  * loading and the measuring of step costs are outside the clock. Run from the top of the repository.
- *   --part 2k|4k|8k|mixed (all), --texts LIST, --compressors LIST separated by ';', --fixed yes (more fixed lengths)
+ *   --part 2k|4k|8k|batch-2k|batch-4k|batch-8k|mixed (all), --texts LIST, --compressors LIST separated by ';', --fixed yes (more fixed lengths)
  *   --isa auto|scalar|avx2|avx512, --threads N, --reps N, --tokens N to decode, --temperature T, --model FILE
  *   --common N: drafts choose among the first N tokens of the vocabulary and the text's (0: all)
  */

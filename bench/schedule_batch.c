@@ -215,7 +215,7 @@ static void report(way_t *ways, double rate, const char *suffix)
     bench_note("staggered: link %.2f, compute %.2f of the time; the %s is the bound", link_us / s->us,
                s->compute_us / s->us, link_us > s->compute_us ? "link" : "engine");
     snprintf(name, sizeof name, "staggered_vs_lockstep%s", suffix);
-    bench_figure(name, bench_median(&ways[LOCK_STEP].ms) / bench_median(&s->ms));
+    bench_figure(name, ways[LOCK_STEP].us / ways[LOCK_STEP].tokens / (s->us / s->tokens));
     snprintf(name, sizeof name, "overlap_vs_bound%s", suffix);
     bench_figure(name, s->us / bound);
 }
@@ -242,7 +242,7 @@ void schedule_batch(schedule_load_t *l)
     load = l;
     n_requests = VC_MIN((uint32_t)atoi(bench_option("batch", "4")), (uint32_t)MAX_B);
     draft_length = strcmp(x, "auto") == 0 ? NODE_DRAFT_AUTO : (uint32_t)atoi(x);
-    uint32_t tokens = n_requests * (bench_quick() ? 8u : 24u);
+    uint32_t tokens = n_requests * (bench_quick() ? 8u : 32u);
     n_new = VC_MIN((2 * reps + 2) * 4 * tokens / n_requests,
                    node_engine_info(load->node->engine)->context - load->full.n_tokens - QUESTION - 70);
     rate_alone = measure_link(reps);

@@ -320,7 +320,7 @@ static void count_states(node_batch_t *b)
 /* ---- an iteration ---- */
 
 /* The schedule's tasks, then prompts with the rows that are theirs: all of a pass when nobody else runs. */
-static void give_work(node_batch_t *b)
+static vc_status_t give_work(node_batch_t *b, vc_err_t *err)
 {
     uint32_t n_tasks = node_schedule_step(b->schedule, b->tasks);
     for (uint32_t i = 0; i < b->opt.max_requests; i++) {
@@ -331,6 +331,8 @@ static void give_work(node_batch_t *b)
     }
     for (uint32_t i = 0; i < n_tasks; i++) {
         member_t *m = batch_of_schedule(b, b->tasks[i].id);
+        if (m == NULL)
+            return vc_err_set(err, VC_ERR_INTERNAL, "batch: the schedule has a request that is not there");
         m->link_here = b->tasks[i].link_here;
         m->link_due = b->tasks[i].link_due;
         m->link_most = b->tasks[i].link_most;
@@ -350,17 +352,20 @@ static void give_work(node_batch_t *b)
         m->cap = VC_MIN(rows, VC_MAX(left, 1u)); /* a prompt that was loaded whole has its last row computed again */
         rows -= m->cap;
     }
+    return VC_OK;
 }
 
 vc_status_t node_batch_step(node_batch_t *b, bool *busy_p, vc_err_t *err)
 {
     count_states(b);
     begin_prompts(b);
-    give_work(b);
+    vc_status_t st = give_work(b, err);
+    if (st != VC_OK)
+        return st;
     batch_link_order(b);
     uint64_t t0 = vc_clock_now_us(b->opt.clock), rows = b->info.n_rows;
     batch_link_between(b, true);
-    vc_status_t st = batch_run(b, err);
+    batch_run(b);
     batch_link_between(b, false);
     uint64_t took = vc_clock_now_us(b->opt.clock) - t0;
     uint64_t waited = batch_link_came(b, took, b->info.n_rows > rows);
@@ -373,7 +378,7 @@ vc_status_t node_batch_step(node_batch_t *b, bool *busy_p, vc_err_t *err)
         start_running(b, b->order[i]);
     count_states(b);
     *busy_p = b->info.n_waiting + b->info.n_prompts + b->info.n_running > 0;
-    return st;
+    return VC_OK;
 }
 
 void node_batch_info(const node_batch_t *b, node_batch_info_t *info_p) { *info_p = b->info; }

@@ -89,7 +89,8 @@ void node_batch_destroy(node_batch_t *b);
 vc_status_t node_batch_add(node_batch_t *b, const node_batch_request_t *request, uint64_t *id_p, vc_err_t *err);
 /* Ends it now: its callback runs before this returns. NOT_FOUND for one that is not there. */
 vc_status_t node_batch_cancel(node_batch_t *b, uint64_t id);
-/* One iteration. *busy_p: there are requests left. An error is one of the batch itself (no memory); it may go on. */
+/* One iteration. *busy_p: there are requests left. INTERNAL: the batch is broken; what goes wrong with a
+ * request ends that request. */
 vc_status_t node_batch_step(node_batch_t *b, bool *busy_p, vc_err_t *err);
 
 /* For measurements: the slow tier reads no more than that, whatever the device could do. 0: as fast as it can. */

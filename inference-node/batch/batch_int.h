@@ -79,7 +79,7 @@ member_t *batch_of_schedule(node_batch_t *b, uint64_t schedule_id);
 uint32_t batch_collect(node_batch_t *b, member_state_t state);
 
 /* pass.c: runs the work of all members. */
-vc_status_t batch_run(node_batch_t *b, vc_err_t *err);
+void batch_run(node_batch_t *b);
 
 /* round.c */
 void batch_round_first(const node_batch_t *b, member_t *m);

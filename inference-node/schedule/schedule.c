@@ -282,10 +282,13 @@ static void dues_lock_step(node_schedule_t *s, uint32_t n)
     }
 }
 
-/* All is here, and not because nothing had to come. */
-static bool came_early(const slot_t *slot)
+/* All is here, and further drafts are not worth the wait. Data that comes early says that the link has time to spare:
+ * a round that is cut short for it costs a verify pass and gains nothing. Full KV in memory is never early. */
+static bool came_early(const node_schedule_t *s, const slot_t *slot)
 {
-    return slot->arrived == slot->request.full_bytes && (slot->enough || slot->request.full_bytes > 0);
+    if (slot->arrived < slot->request.full_bytes)
+        return false;
+    return slot->enough || (slot->request.full_bytes > 0 && target(s, slot) == 0);
 }
 
 /* Complete before its time: verify now, give the rest of the reservation back. It was held until then anyway. */
@@ -336,7 +339,7 @@ uint32_t node_schedule_step(node_schedule_t *s, node_schedule_task_t *tasks)
     for (uint32_t i = 0; i < n; i++) {
         slot_t *slot = &s->slots[s->order[i]];
         slot->due = slot->most = slot->moved = 0;
-        if (!s->opt.lock_step && slot->placed && slot->verify_at > s->now && came_early(slot))
+        if (!s->opt.lock_step && slot->placed && slot->verify_at > s->now && came_early(s, slot))
             verify_early(s, slot);
         slot->verifying = slot->placed && slot->verify_at <= s->now;
         slot->drafting = !slot->verifying && !slot->enough && slot->n_drafts < draft_limit(s, slot);

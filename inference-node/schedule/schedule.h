@@ -88,7 +88,8 @@ typedef struct node_schedule_task {
  * for max_running. */
 uint32_t node_schedule_step(node_schedule_t *s, node_schedule_task_t *tasks);
 /* Bytes that came for it during this iteration, at most link_most together. Less than due is late: it drafts on and its
- * verification moves. All of it early: it is verified in the next iteration. */
+ * verification moves. All of it early: it is verified as soon as it has the ideal length, before its time where that
+ * was later; until its time nobody else was promised what it holds. */
 vc_status_t node_schedule_moved(node_schedule_t *s, uint64_t id, uint64_t bytes);
 /* What a DRAFT task came to, without this call one draft. n_drafts: new ones. enough: further ones do not pay, so it is
  * verified as soon as its full KV is here and the link allows; also after verified, for a round without any draft. */

@@ -313,7 +313,7 @@ Test(schedule, the_nearest_feasible_iteration_is_found_whenever_one_exists)
     cr_assert_gt(n_refused, 20);
 }
 
-/* Eight small requests that fill the link between them, and a large one. When is the large one first placed? */
+/* Eight small requests that want more than the link has, and a large one. When is the large one first placed? */
 static uint64_t placed_after(uint32_t patience, uint32_t n_turns)
 {
     static world_t w;
@@ -322,7 +322,7 @@ static uint64_t placed_after(uint32_t patience, uint32_t n_turns)
     o.patience = patience;
     begin(&w, o, 1);
     for (int i = 0; i < 8; i++)
-        (void)add(&w, request(8, 1, 100000, 15));
+        (void)add(&w, request(9, 1, 100000, 15));
     for (int i = 0; i < 20; i++)
         turn(&w);
     uint64_t begun = w.now, id = add(&w, request(60, 1, 100, 15)), when = UINT64_MAX;

@@ -75,10 +75,9 @@ Test(schedule_rules, data_that_comes_late_lets_the_request_draft_on)
     node_schedule_destroy(s);
 }
 
-Test(schedule_rules, data_that_comes_early_is_verified_at_once_and_frees_the_budgets)
+/* The data of `alone` come in its second iteration, four before they are due. */
+static void bring_early(node_schedule_t *s, uint64_t id)
 {
-    uint64_t id, link, hold;
-    node_schedule_t *s = alone(&id);
     (void)one(s);
     node_schedule_end(s);
     node_schedule_task_t t = one(s);
@@ -86,12 +85,51 @@ Test(schedule_rules, data_that_comes_early_is_verified_at_once_and_frees_the_bud
     cr_assert_eq(t.link_most, 12);
     cr_assert_eq(node_schedule_moved(s, id, 13), VC_ERR_RANGE);
     cr_assert_eq(node_schedule_moved(s, id, 12), VC_OK);
+}
+
+Test(schedule_rules, data_that_comes_early_lets_it_draft_to_the_ideal_length)
+{
+    uint64_t id;
+    node_schedule_t *s = alone(&id);
+    bring_early(s, id);
     node_schedule_end(s);
-    t = one(s);
+    for (uint32_t i = 2; i < 5; i++) {
+        node_schedule_task_t t = one(s);
+        cr_assert_eq(t.action, NODE_SCHEDULE_DRAFT);
+        cr_assert_eq(t.link_most, 0);
+        node_schedule_end(s);
+    }
+    node_schedule_task_t t = one(s);
     cr_assert_eq(t.action, NODE_SCHEDULE_VERIFY);
-    cr_assert_eq(t.n_drafts, 2);
-    cr_assert_eq(t.link_due, 0);
-    cr_assert_eq(node_schedule_verified(s, id, 3, true, NULL), VC_OK);
+    cr_assert_eq(t.n_drafts, 5);
+    node_schedule_destroy(s);
+}
+
+/* Two that share a link of 4 and their turn: the second's place is later than its ideal length. */
+Test(schedule_rules, data_that_comes_early_is_verified_before_its_time_once_there_are_drafts_enough)
+{
+    uint64_t id, other, link, hold;
+    uint32_t offset;
+    node_schedule_t *s = alone(&id);
+    node_schedule_task_t tasks[2];
+    node_schedule_request_t r = request(24, 1, 100, 2); /* six iterations of the link, two drafts would do */
+    (void)one(s);
+    cr_assert_eq(node_schedule_add(s, &r, &other, NULL), VC_OK);
+    node_schedule_end(s);
+    cr_assert_eq(node_schedule_step(s, tasks), 2);
+    cr_assert(node_schedule_placement(s, other, &offset));
+    cr_assert_gt(offset, 4);
+    cr_assert_geq(tasks[1].link_most, 24);
+    cr_assert_eq(node_schedule_moved(s, other, 24), VC_OK);
+    node_schedule_end(s);
+    cr_assert_eq(node_schedule_step(s, tasks), 2);
+    cr_assert_eq(tasks[1].action, NODE_SCHEDULE_DRAFT);
+    node_schedule_end(s);
+    cr_assert_eq(node_schedule_step(s, tasks), 2);
+    cr_assert_eq(tasks[1].action, NODE_SCHEDULE_VERIFY);
+    cr_assert_eq(tasks[1].n_drafts, 2);
+    cr_assert_eq(node_schedule_verified(s, other, 3, true, NULL), VC_OK);
+    cr_assert_eq(node_schedule_cancel(s, id), VC_OK);
     node_schedule_end(s);
     for (uint32_t o = 0; o < 16; o++) {
         node_schedule_reserved(s, o, &link, &hold);
