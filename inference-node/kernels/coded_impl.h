@@ -339,7 +339,7 @@ INLINE void attend_coded_block(const node_attn_t *a, uint32_t q0, const node_cod
     weights_t w[3];
     /* the whole next tile at once: a coded one is a few kilobytes */
     for (uint32_t at = 0; at < f->bytes && q0 == 0 && a->next_codes != NULL; at += 64)
-        ask(a->next_codes + at, a->once);
+        node_ask(a->next_codes + at, a->once);
     if (f->key_tokens != 0 && bits != 3)
         channel_scores(a, q0, f, tile, nq, bits);
     else

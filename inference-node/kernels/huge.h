@@ -5,6 +5,7 @@
 #ifndef NODE_HUGE_H
 #define NODE_HUGE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,5 +19,14 @@ typedef struct node_huge_pool {
 
 void *node_huge_pool_alloc(node_huge_pool_t *pool, size_t bytes); /* not zeroed, starts on 64 bytes; NULL: no memory */
 void node_huge_pool_free(node_huge_pool_t *pool);                 /* all of it */
+
+/* Has the line fetched; once: past the caches, for what nobody reads again soon. */
+static inline void node_ask(const void *at, bool once)
+{
+    if (once) /* the builtin takes constants only */
+        __builtin_prefetch(at, 0, 0);
+    else
+        __builtin_prefetch(at, 0, 2);
+}
 
 #endif

@@ -68,7 +68,7 @@ LINEAR_INLINE void linear_rows(const node_matrix_t *w, uint32_t panel, const uin
         __m256i s[8];
         if (ahead != NULL)
             for (size_t i = 0; i < bytes; i += 64, ahead += 64)
-                __builtin_prefetch(ahead, 0, nr < 4 ? 0 : 2);
+                node_ask(ahead, nr < 4);
         UNROLL
         for (int r = 0; r < nr; r++)
             s[2 * r] = s[2 * r + 1] = type == NODE_W_Q4_0

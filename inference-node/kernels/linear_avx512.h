@@ -95,7 +95,7 @@ LINEAR_INLINE void linear_rows(const node_matrix_t *w, uint32_t panel, const uin
         __m512i s[LINEAR_ROWS][LINEAR_PANELS];
         if (ahead != NULL)
             for (size_t i = 0; i < np * bytes; i += 64, ahead += 64)
-                __builtin_prefetch(ahead, 0, nr < LINEAR_ROWS ? 0 : 2);
+                node_ask(ahead, nr < LINEAR_ROWS);
         for (int r = 0; r < nr; r++)
             for (int p = 0; p < np; p++)
                 s[r][p] = type == NODE_W_Q4_0 ? _mm512_set1_epi32(-8 * a->isum[at + (size_t)r * a->group_stride + g])

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "kernels/coded.h"
+#include "kernels/huge.h"
 #include "kernels/matrix.h"
 
 #define NODE_GROUP 32u /* inputs that share an activation scale */

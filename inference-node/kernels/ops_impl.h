@@ -186,14 +186,6 @@ static void linear(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, c
 
 /* ---- attention ---- */
 
-INLINE void ask(const void *at, bool once)
-{
-    if (once)
-        __builtin_prefetch(at, 0, 0);
-    else
-        __builtin_prefetch(at, 0, 2);
-}
-
 /* acc[q][s] += sum over r of mat[r][16 s ...] * coef[q][r], r ascending: scores (mat = K, lanes = tokens, r = dim) and
  * outputs (mat = V, lanes = dims, r = token) are the same loop. ahead: the same rows of the tile that comes next, asked
  * for from memory meanwhile; NULL where there is none. */
@@ -204,7 +196,7 @@ INLINE void chains(v16 acc[ATTN_NQ][ATTN_NS], const uint16_t *mat, const uint16_
         v16 w[ATTN_NS];
         if (ahead != NULL)
             for (int s = 0; s < ns; s += 2)
-                ask(ahead + r * mat_stride + (size_t)s * 16, once);
+                node_ask(ahead + r * mat_stride + (size_t)s * 16, once);
         for (int s = 0; s < ns; s++)
             w[s] = v16_load_f16(mat + r * mat_stride + (size_t)s * 16);
         for (int q = 0; q < nq; q++) {
