@@ -63,6 +63,7 @@ struct node_batch {
     node_slow_pool_t *pool;
     node_slow_opts_t tier;        /* of one request */
     uint64_t hold_bytes;          /* that the schedule may plan with */
+    uint64_t n_lent;              /* buffers of the pool that may be lent to read-ahead */
     double link_rate, step_us;    /* measured: bytes/s, compute time of an iteration */
     uint64_t read_bytes, wait_us; /* of the pool at the last look */
 };

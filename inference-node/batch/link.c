@@ -41,7 +41,8 @@ vc_status_t batch_link_open(node_batch_t *b, vc_err_t *err)
     if (st != VC_OK)
         return st;
     b->tier.pool = b->pool;
-    b->hold_bytes = p.hold_bytes - least + 2 * layers; /* two buffers of every other request are never lent out */
+    b->n_lent = p.hold_bytes / layers - 2 * (p.n_streams - 1); /* two of every other request are never lent out */
+    b->hold_bytes = b->n_lent * layers;
     b->link_rate = o->link_rate > 0 ? o->link_rate : 1e9;
     b->step_us = 10e3;
     return VC_OK;
@@ -95,11 +96,28 @@ static uint64_t must(const node_batch_t *b, uint64_t full, uint64_t stream)
     return VC_MAX(in_pass, full / (b->opt.window - 1) + 1);
 }
 
+/* A buffer holds a layer, of whatever size: bytes are planned as if all were those of the smallest request. */
+static void plan_memory(node_batch_t *b, const node_schedule_request_t *also)
+{
+    uint32_t n_layer = node_engine_info(b->opt.engine)->n_layer;
+    uint64_t full = also != NULL && also->full_bytes > 0 ? also->full_bytes : UINT64_MAX;
+    uint64_t most = also != NULL ? also->full_bytes : 0; /* a pass has its two buffers in any case */
+    for (uint32_t i = 0; i < b->opt.max_requests; i++) {
+        const member_t *m = &b->members[i];
+        uint64_t bytes = m->state == MEMBER_RUNNING ? node_slow_pass_bytes(node_verifier_kv(m->v)) : 0;
+        full = bytes > 0 ? VC_MIN(full, bytes) : full;
+        most = VC_MAX(most, bytes);
+    }
+    if (full != UINT64_MAX)
+        b->hold_bytes = VC_MAX(b->n_lent * (full / n_layer), 2 * most / n_layer);
+}
+
 void batch_link_budgets(node_batch_t *b, const node_schedule_request_t *also)
 {
     if (b->pool == NULL)
         return;
     uint64_t bytes = (uint64_t)(b->link_rate * b->step_us * 1e-6);
+    plan_memory(b, also);
     for (uint32_t i = 0; i < b->opt.max_requests; i++) {
         const member_t *m = &b->members[i];
         node_schedule_request_t r = {0};
@@ -170,8 +188,8 @@ static uint64_t came(node_batch_t *b, uint64_t *due_p)
     return sum;
 }
 
-/* Nobody has rows: until what is due has come. */
-static void wait_for_link(node_batch_t *b)
+/* Nobody has rows: until what is due has come; false when it does not. */
+static bool wait_for_link(node_batch_t *b)
 {
     uint64_t t0 = vc_clock_now_us(b->opt.clock), due, waited = 0;
     while (came(b, &due) < due && waited < WAIT_MOST_US) {
@@ -179,9 +197,11 @@ static void wait_for_link(node_batch_t *b)
         waited += SLICE_US; /* a clock of tests may stand still */
     }
     b->info.idle_us += vc_clock_now_us(b->opt.clock) - t0;
+    return waited < WAIT_MOST_US;
 }
 
-static void tell_moved(node_batch_t *b)
+/* stuck: nobody has rows and what is due does not come, since others hold the buffers. */
+static void tell_moved(node_batch_t *b, bool stuck)
 {
     for (uint32_t i = 0; i < b->opt.max_requests; i++) {
         member_t *m = &b->members[i];
@@ -189,6 +209,8 @@ static void tell_moved(node_batch_t *b)
             continue;
         uint64_t here = node_slow_arrived(node_verifier_kv(m->v));
         uint64_t moved = VC_MIN(here > m->link_here ? here - m->link_here : 0, m->link_most);
+        if (stuck) /* told as come: the pass waits for what is missing */
+            moved = VC_MAX(moved, m->link_due);
         (void)node_schedule_moved(b->schedule, m->schedule_id, moved);
         m->link_had += moved;
     }
@@ -198,9 +220,7 @@ uint64_t batch_link_came(node_batch_t *b, uint64_t took_us, bool had_rows)
 {
     if (b->pool == NULL)
         return 0;
-    if (!had_rows)
-        wait_for_link(b);
-    tell_moved(b);
+    tell_moved(b, !had_rows && !wait_for_link(b));
     node_slow_pool_stats_t s;
     node_slow_pool_stats(b->pool, &s);
     uint64_t waited = VC_MIN(s.wait_us - b->wait_us, took_us);
