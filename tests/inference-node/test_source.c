@@ -400,12 +400,22 @@ Test(source, no_more_is_proposed_than_there_is_room_for)
 
 /* ---- in a session ---- */
 
+/* Each look at the clock takes as long, so that what pays is a matter of the script alone: the machine has no say. */
+static uint64_t tick(void *arg)
+{
+    uint64_t *now = arg;
+    return *now += 100;
+}
+
 Test(source, a_session_commits_the_plain_bits_with_a_body_and_without_one)
 {
     enum { N_NEW = 60 };
     fx_t f;
+    uint64_t now = 0;
+    const vc_clock_t clock = {tick, tick, &now};
     setup(&f);
-    gen_request_t r = {.engine = f.engine, .prompt = f.prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW};
+    gen_request_t r = {
+        .engine = f.engine, .prompt = f.prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW, .clock = &clock};
     const char *const specs[] = {NULL, "none", "noise:eps=0.5,seed=3"};
     const uint32_t xs[] = {NODE_DRAFT_AUTO, 4, 16};
     for (int sampled = 0; sampled < 2; sampled++) {

@@ -86,7 +86,8 @@ typedef struct gen_request {
     uint32_t n_pages;
     const uint32_t *resume; /* tokens that were committed before */
     uint32_t n_resume;
-    node_source_t *source; /* under the drafter; the caller's */
+    node_source_t *source;   /* under the drafter; the caller's */
+    const vc_clock_t *clock; /* of the session and its drafter; NULL: the system's */
 } gen_request_t;
 
 typedef struct gen_result {
@@ -160,6 +161,8 @@ static node_session_t *gen_session(const gen_request_t *r, node_verifier_t *v, n
     d.sampling = gen_sampling(r);
     d.context = r->context;
     d.source = r->source;
+    if (r->clock)
+        so.clock = d.clock = r->clock;
     GEN_OK(node_session_create(&so, &d, v, &s, &gen_err));
     return s;
 }
