@@ -6,9 +6,8 @@
  *   add -> waiting -> prompt, in pieces -> compressed -> [drafts ... verified]* -> ended
  *          first come, first served         in the schedule
  *
- *   iteration   schedule step -> bytes ordered from the slow tier -> pass(es) over all rows -> verdicts and drafts
- * taken
- *               -> times shared out -> schedule end -> prompts that are done join
+ *   iteration   schedule step -> bytes ordered from the slow tier -> pass(es) over all rows
+ *               -> verdicts and drafts taken -> times shared out -> schedule end -> prompts that are done join
  *
  * Full KV lies in memory, or beyond kv_ram in one slow tier that all requests share (kv/slow.h). In memory there is no
  * link: a verification comes at the ideal draft length, or earlier where the next draft does not pay; where no draft

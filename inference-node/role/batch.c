@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "role/cmd.h"
 #include "speculate/session.h"
@@ -85,8 +87,19 @@ static vc_status_t finish_opts(flags_t *f, const vc_config_t *config, vc_err_t *
     return parse_draft_length(f->draft_length, &f->c.draft_length, err);
 }
 
+/* Opening the requests for writing would empty them. */
+static bool is_requests(const flags_t *f)
+{
+    struct stat in, out;
+    return strcmp(f->out, "-") != 0 && stat(f->out, &out) == 0 && S_ISREG(out.st_mode) &&
+           (strcmp(f->c.requests, "-") == 0 ? fstat(STDIN_FILENO, &in) : stat(f->c.requests, &in)) == 0 &&
+           in.st_dev == out.st_dev && in.st_ino == out.st_ino;
+}
+
 static vc_status_t open_out(flags_t *f, vc_err_t *err)
 {
+    if (is_requests(f))
+        return vc_err_set(err, VC_ERR_INVALID, "--out %s is the file of requests", f->out);
     f->c.out = strcmp(f->out, "-") == 0 ? stdout : fopen(f->out, "w");
     return f->c.out != NULL
                ? VC_OK

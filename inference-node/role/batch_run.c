@@ -64,9 +64,22 @@ static void write_line(batch_run_t *r, const char *id, json_t *object)
         r->status = vc_err_set(&r->err, st, "cannot write the results");
 }
 
+/* A sentence that quotes a request may be cut within a character, which JSON does not take. */
+static json_t *sentence_of(const char *text)
+{
+    char ascii[sizeof((vc_err_t *)0)->msg];
+    json_t *s = json_string(text);
+    if (s != NULL)
+        return s;
+    snprintf(ascii, sizeof ascii, "%s", text);
+    for (char *c = ascii; *c; c++)
+        *c = (unsigned char)*c < 0x80 ? *c : '?';
+    return json_string(ascii);
+}
+
 static void write_error(batch_run_t *r, const char *id, uint64_t line, const char *sentence)
 {
-    write_line(r, id, json_pack("{s:n,s:I,s:s}", "id", "line", (json_int_t)line, "error", sentence));
+    write_line(r, id, json_pack("{s:n,s:I,s:o}", "id", "line", (json_int_t)line, "error", sentence_of(sentence)));
     r->n_failed++;
 }
 

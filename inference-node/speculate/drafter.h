@@ -23,7 +23,7 @@
 
 typedef struct node_drafter node_drafter_t;
 
-#define NODE_DRAFTER_COMMON 4096u /* a usual n_common */ /* a usual n_common */
+#define NODE_DRAFTER_COMMON 4096u /* a usual n_common */
 
 typedef struct node_drafter_opts {
     node_engine_t *engine; /* outlives the drafter */

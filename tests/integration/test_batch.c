@@ -76,6 +76,10 @@ static void free_results(json_t **got)
 
 static const char *text_of(const json_t *o, const char *name) { return json_string_value(json_object_get(o, name)); }
 
+#define WIDE                                                                                                           \
+    "\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9" \
+    "\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9"
+
 Test(batch, each_wrong_line_gets_one_sentence_and_the_others_their_text)
 {
     SETUP();
@@ -99,6 +103,8 @@ Test(batch, each_wrong_line_gets_one_sentence_and_the_others_their_text)
         {"{\"id\": 15, \"prompt\": \"a\", \"raw\": true, \"system\": \"be kind\"}", "system"},
         {"", NULL},
         {"{\"id\": 17, \"prompt\": \"in and out\", \"max_tokens\": 9, \"temperature\": 1, \"seed\": 3}", NULL},
+        /* the name is cut within a character where the sentence quotes it */
+        {"{\"id\": 18, \"prompt\": \"a\", \"x" WIDE WIDE WIDE "\": 1}", "no field 'x"},
     };
     char all[4096] = "", *out;
     for (size_t i = 0; i < VC_ARRAY_LEN(cases); i++) {
@@ -108,7 +114,7 @@ Test(batch, each_wrong_line_gets_one_sentence_and_the_others_their_text)
     write_text(requests, all);
     json_t *got[MAX_LINES];
     cr_assert_eq(run(got, NULL, &out), 65, "%s", out);
-    cr_assert_neq(strstr(out, "14 requests failed"), NULL, "%s", out);
+    cr_assert_neq(strstr(out, "15 requests failed"), NULL, "%s", out);
     for (size_t i = 0; i < VC_ARRAY_LEN(cases); i++) {
         const json_t *o = got[i + 1];
         if (!cases[i].line[0])
@@ -186,6 +192,7 @@ Test(batch, wrong_options_are_one_sentence)
         {{"--kv-ram", "600KiB", "--hold", "8KiB"}, "transient memory", 64},
         {{"--requests", "/nonexistent/file"}, "/nonexistent/file", 64},
         {{"extra"}, "'extra' is no option", 64},
+        {{"--out", requests}, "is the file of requests", 64},
     };
     write_text(requests, "{\"prompt\": \"a\"}\n");
     for (size_t i = 0; i < VC_ARRAY_LEN(cases); i++) {
