@@ -61,7 +61,7 @@ bool node_cmd_begin(const vc_opt_t *table, const char *usage, bool strict, int a
     }
     const bool stop = vc_config_wants_help(config) || vc_config_wants_version(config) || vc_config_wants_print(config);
     if (vc_config_wants_help(config)) {
-        printf("usage: vericache-node %s [options] %s\n\n", argv[0], usage);
+        printf("usage: vericache-node %s [options]%s%s\n\n", argv[0], usage[0] ? " " : "", usage);
         vc_config_print_help(table, stdout);
     } else if (vc_config_wants_version(config)) {
         printf("vericache-node %s\n", VC_VERSION);

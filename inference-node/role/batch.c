@@ -26,13 +26,16 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
     const vc_opt_t opts[] = {
         {"model", VC_OPT_STRING, &c->model, NULL, 0, 0, NULL, "model file (GGUF)"},
         {"requests", VC_OPT_STRING, &c->requests, "-", 0, 0, NULL,
-         "file of requests, a JSON object on each line; - is standard input"},
+         "file of requests, - is standard input; on each line a JSON object: prompt, and if wanted id, system, raw, "
+         "max_tokens, stop, ignore_end, temperature, top_k, top_p, min_p, seed, repeat_penalty, presence_penalty, "
+         "frequency_penalty"},
         {"out", VC_OPT_STRING, &f->out, "-", 0, 0, NULL,
          "file of results, a JSON object on each line in the order in which they end; - is standard output"},
         {"max-running", VC_OPT_U64, &c->max_running, "4", 1, 64, NULL, "requests at once"},
         {"max-tokens", VC_OPT_U64, &c->max_tokens, "256", 1, 1u << 24, NULL,
-         "tokens to generate at most, for requests without max_tokens"},
-        {"raw", VC_OPT_BOOL, &c->raw, "false", 0, 0, NULL, "no chat template, for requests without raw"},
+         "tokens to generate at most, for requests that do not say max_tokens themselves"},
+        {"raw", VC_OPT_BOOL, &c->raw, "false", 0, 0, NULL,
+         "no chat template, for requests that do not say raw themselves"},
         {"draft-length", VC_OPT_STRING, &f->draft_length, "auto", 0, 0, NULL,
          "tokens per draft: auto, or a number; 0 decodes without drafts"},
         {"compressor", VC_OPT_STRING, &c->compressor, NODE_DEFAULT_COMPRESSOR, 0, 0, NULL, "what drafts are made from"},
