@@ -271,8 +271,9 @@ static vc_status_t make_drafter(node_batch_t *b, member_t *m, vc_err_t *err)
         st = b->opt.compress(b->opt.arg, &view, tokens, n_prompt, &m->body, err);
         node_kv_fini(&view);
     }
-    bool pays =
-        m->body != NULL || b->opt.draft_length != NODE_DRAFT_AUTO; /* a step on the full KV is a decoding step */
+    /* a step on the full KV is a decoding step; and behind no body the drafter would hold in memory all of what the
+     * slow tier is there to keep out of it */
+    bool pays = m->body != NULL || (b->opt.draft_length != NODE_DRAFT_AUTO && node_verifier_kv(m->v)->slow == NULL);
     if (st != VC_OK || !pays)
         return st;
     node_drafter_opts_t o;

@@ -44,7 +44,8 @@ typedef struct node_batch_opts {
     const vc_clock_t *clock;
     uint32_t max_requests;   /* there at a time, waiting ones included */
     uint32_t max_running;    /* with KV */
-    uint32_t draft_length;   /* fixed, 0: plain decoding, or NODE_DRAFT_AUTO */
+    uint32_t draft_length;   /* fixed, 0: plain decoding, or NODE_DRAFT_AUTO. Without a compressed copy there are no
+                                drafts when automatic, nor with full KV in the slow tier, all of which they would need */
     uint32_t max_draft;      /* drafts of a round at most when automatic */
     uint32_t prompt_rows;    /* rows of prompts in an iteration while others run */
     uint32_t window;         /* iterations that the schedule looks ahead */

@@ -284,6 +284,24 @@ Test(identity_batch, full_kv_on_disk_and_delays_drawn_by_chance_change_nothing)
     teardown(&f);
 }
 
+Test(identity_batch, without_a_compressed_copy_drafts_never_bring_full_kv_back_from_disk)
+{
+    vt_tmpdir_t dir;
+    fx_t f;
+    setup(&f, long_prompts);
+    vt_tmpdir_create(&dir);
+    run_t memory = {.f = &f, .n = 3, .x = 4}, disk = memory;
+    run(&memory);
+    cr_assert_gt(memory.info.draft_rows, 0);
+    disk.dir = vt_tmpdir_path(&dir, "");
+    disk.n_pages = 5;
+    run(&disk);
+    cr_assert_gt(disk.info.link_bytes, 0);
+    cr_assert_eq(disk.info.draft_rows, 0);
+    vt_tmpdir_remove(&dir);
+    teardown(&f);
+}
+
 Test(identity_batch, a_request_whose_file_is_damaged_ends_with_a_sentence_and_the_others_go_on)
 {
     vt_tmpdir_t dir;
