@@ -11,8 +11,10 @@
  * Staggering gains most where link and engine take equally long. Where the device is faster than that, the same batches
  * run again with the link held at that rate (figures *_balanced), which is said. Prefill, compression and writing are
  * outside the clock. At the end all texts are compared token by token.
- *   --batch N (default 4), --draft-length N|auto, --hold-percent N (default 50), --link-rate BYTES/S for the second
- *   run, --reps N, --compressor SPEC
+ * Answers are sampled at temperature 0.8, and then greedy (figures *_greedy): greedy answers of a small model behind
+ * 8k tokens fall into a loop, where every draft is right and lock-step makes up for its idle link by longer drafts.
+ *   --batch N (default 4), --draft-length N|auto, --temperature T (one of the two only), --hold-percent N (default 50),
+ *   --link-rate BYTES/S for the second run, --reps N, --compressor SPEC; figures of another N than 4 end in _bN
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,6 +45,7 @@ typedef struct {
 
 static const schedule_load_t *load;
 static uint32_t n_requests, n_new, draft_length;
+static double temperature;
 static double rate_alone; /* bytes/s */
 
 static void committed(void *arg, void *user, const node_verdict_t *v)
@@ -77,6 +80,8 @@ static void ask(way_t *w, uint32_t i)
                               .user = (void *)(uintptr_t)i};
     node_verifier_opts_default(&q.verifier);
     q.verifier.max_tokens = n_new;
+    q.verifier.sampling.temperature = temperature;
+    q.verifier.sampling.seed = i;
     q.verifier.digest = false;
     OK(node_batch_add(w->b, &q, NULL, &err));
     vc_free(prompt);
@@ -194,10 +199,10 @@ static double measure_link(uint32_t reps)
     return median;
 }
 
-static void describe(const way_t *w)
+static void describe(const way_t *w, const char *suffix)
 {
     char name[100];
-    snprintf(name, sizeof name, "%s, a token of %u requests", w->name, n_requests);
+    snprintf(name, sizeof name, "%s%s, a token of %u requests", w->name, suffix, n_requests);
     bench_row(name, "ms", &w->ms);
     bench_note("%s: %.1f drafts and %.2f tokens a verification, engine busy %.2f, link busy %.2f, %.2f GB/s", w->name,
                w->drafts / w->verified, w->tokens / w->verified, w->compute_us / w->us, w->link_busy_us / w->us,
@@ -207,10 +212,10 @@ static void describe(const way_t *w)
 /* rate: of the link alone, or what it was held at. */
 static void report(way_t *ways, double rate, const char *suffix)
 {
-    char name[64];
+    char name[100];
     const way_t *s = &ways[STAGGER];
-    describe(s);
-    describe(&ways[LOCK_STEP]);
+    describe(s, suffix);
+    describe(&ways[LOCK_STEP], suffix);
     double link_us = s->link_bytes / rate * 1e6, bound = VC_MAX(link_us, s->compute_us);
     bench_note("staggered: link %.2f, compute %.2f of the time; the %s is the bound", link_us / s->us,
                s->compute_us / s->us, link_us > s->compute_us ? "link" : "engine");
@@ -234,48 +239,55 @@ static void compare_texts(const way_t *ways)
     bench_note("all texts are equal: %u tokens compared", compared);
 }
 
-void schedule_batch(schedule_load_t *l)
+static void repeat(way_t *ways, int n_ways, uint32_t reps, uint32_t tokens)
+{
+    for (uint32_t r = 0; r < reps; r++)
+        for (int w = 0; w < n_ways; w++)
+            advance(&ways[w], tokens, true);
+}
+
+/* Where the device is faster than the engine takes full KV, or a rate is asked for: with the link held. */
+static void hold_link(way_t *ways, uint32_t reps, uint32_t tokens, const char *suffix)
+{
+    const way_t *s = &ways[STAGGER];
+    double balance = s->link_bytes / s->compute_us * 1e6, held = atof(bench_option("link-rate", "0"));
+    char name[64];
+    if (s->link_bytes <= 0) {
+        bench_note("nothing was streamed: the requests fit into their memory");
+        return;
+    }
+    if (held <= 0 && rate_alone <= 1.1 * balance) {
+        bench_note("the device is slower than the engine takes full KV: %.2f GB/s would be even", balance / 1e9);
+        return;
+    }
+    held = held > 0 ? held : balance;
+    bench_note("the device is %.1f times as fast as the engine takes full KV: again with the link held at %.2f GB/s",
+               rate_alone / balance, held / 1e9);
+    for (int w = 0; w <= LOCK_STEP; w++) {
+        reset(&ways[w]);
+        node_batch_limit_link(ways[w].b, (uint64_t)held);
+        advance(&ways[w], tokens, false);
+    }
+    repeat(ways, LOCK_STEP + 1, reps, tokens);
+    snprintf(name, sizeof name, "%s_balanced", suffix);
+    report(ways, held, name);
+}
+
+static void compare_ways(const char *suffix)
 {
     way_t ways[N_WAYS] = {{.name = "staggered"}, {.name = "lock-step"}, {.name = "in memory"}};
-    const char *x = bench_option("draft-length", "auto");
     uint32_t reps = (uint32_t)atoi(bench_option("reps", bench_quick() ? "2" : "3"));
-    load = l;
-    n_requests = VC_MIN((uint32_t)atoi(bench_option("batch", "4")), (uint32_t)MAX_B);
-    draft_length = strcmp(x, "auto") == 0 ? NODE_DRAFT_AUTO : (uint32_t)atoi(x);
     uint32_t tokens = n_requests * (bench_quick() ? 8u : 32u);
     n_new = VC_MIN((2 * reps + 2) * 4 * tokens / n_requests,
                    node_engine_info(load->node->engine)->context - load->full.n_tokens - QUESTION - 70);
-    rate_alone = measure_link(reps);
     for (int w = 0; w < N_WAYS; w++) {
         start(&ways[w], w != MEMORY, w == LOCK_STEP);
         advance(&ways[w], tokens, false); /* costs and rates are learnt */
     }
-    for (uint32_t r = 0; r < reps; r++)
-        for (int w = 0; w < N_WAYS; w++)
-            advance(&ways[w], tokens, true);
-    describe(&ways[MEMORY]);
-    report(ways, rate_alone, "");
-    const way_t *s = &ways[STAGGER];
-    double balance = s->link_bytes / s->compute_us * 1e6, held = atof(bench_option("link-rate", "0"));
-    if (s->link_bytes <= 0)
-        bench_note("nothing was streamed: the requests fit into their memory");
-    else if (held > 0 || rate_alone > 1.1 * balance) {
-        held = held > 0 ? held : balance;
-        bench_note(
-            "the device is %.1f times as fast as the engine takes full KV: again with the link held at %.2f GB/s",
-            rate_alone / balance, held / 1e9);
-        for (int w = 0; w <= LOCK_STEP; w++) {
-            reset(&ways[w]);
-            node_batch_limit_link(ways[w].b, (uint64_t)held);
-            advance(&ways[w], tokens, false);
-        }
-        for (uint32_t r = 0; r < reps; r++)
-            for (int w = 0; w <= LOCK_STEP; w++)
-                advance(&ways[w], tokens, true);
-        report(ways, held, "_balanced");
-    } else {
-        bench_note("the device is slower than the engine takes full KV: %.2f GB/s would be even", balance / 1e9);
-    }
+    repeat(ways, N_WAYS, reps, tokens);
+    describe(&ways[MEMORY], suffix);
+    report(ways, rate_alone, suffix);
+    hold_link(ways, reps, tokens, suffix);
     compare_texts(ways);
     for (int w = 0; w < N_WAYS; w++) {
         node_batch_destroy(ways[w].b);
@@ -283,4 +295,24 @@ void schedule_batch(schedule_load_t *l)
         for (uint32_t i = 0; i < n_requests; i++)
             vc_free(ways[w].answers[i].tokens);
     }
+}
+
+void schedule_batch(schedule_load_t *l)
+{
+    const char *x = bench_option("draft-length", "auto"), *t = bench_option("temperature", NULL);
+    load = l;
+    n_requests = VC_MIN((uint32_t)atoi(bench_option("batch", "4")), (uint32_t)MAX_B);
+    draft_length = strcmp(x, "auto") == 0 ? NODE_DRAFT_AUTO : (uint32_t)atoi(x);
+    rate_alone = measure_link(3);
+    temperature = t != NULL ? atof(t) : 0.8;
+    char many[16] = "", suffix[32];
+    if (n_requests != 4)
+        snprintf(many, sizeof many, "_b%u", n_requests);
+    snprintf(suffix, sizeof suffix, "%s%s", temperature > 0 ? "" : "_greedy", many);
+    compare_ways(suffix);
+    if (t != NULL || bench_quick())
+        return;
+    temperature = 0;
+    snprintf(suffix, sizeof suffix, "_greedy%s", many);
+    compare_ways(suffix);
 }
