@@ -203,6 +203,7 @@ static bool part(const char *name)
 int main(int argc, char **argv)
 {
     bench_init("engine", argc, argv);
+    bench_options("part peer fa isa threads reps depths");
     bench_t b = {.model = getenv("VERICACHE_MODEL")};
     if (b.model == NULL) {
         bench_note("skipped: VERICACHE_MODEL does not name a model");

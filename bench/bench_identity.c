@@ -180,8 +180,8 @@ static void print_progress(const soak_t *k, double seconds)
 
 static void soak(soak_t *k)
 {
-    double limit = atof(bench_option("seconds", bench_quick() ? "8" : "60")), start = bench_now_s(), next = 0;
-    uint32_t most = (uint32_t)strtoul(bench_option("requests", "0"), NULL, 10);
+    double limit = bench_number("seconds", bench_quick() ? "8" : "60", 1, 1e7), start = bench_now_s(), next = 0;
+    uint32_t most = (uint32_t)bench_number("requests", "0", 0, 1e9);
     for (uint32_t i = 0; k->differences < MOST_DIFFERENCES; i++) {
         double now = bench_now_s() - start;
         if (most ? i >= most : now >= limit)
@@ -244,10 +244,11 @@ int main(int argc, char **argv)
 {
     static soak_t k;
     bench_init("identity", argc, argv);
+    bench_options("seconds requests seed only model file-share text-dir dir");
     vc_log_set_level(VC_LOG_WARN);
     const char *path = bench_option("model", getenv("VERICACHE_MODEL")), *only = bench_option("only", NULL);
-    k.seed = strtoull(bench_option("seed", "1"), NULL, 10);
-    k.file_share = (uint32_t)strtoul(bench_option("file-share", "60"), NULL, 10);
+    k.seed = (uint64_t)bench_number("seed", "1", 0, 9007199254740992.0);
+    k.file_share = (uint32_t)bench_number("file-share", "60", 0, 1000);
     k.small_of = UINT64_MAX;
     k.has_file = path != NULL && path[0] != '\0';
     if (k.has_file)

@@ -291,6 +291,7 @@ static double bench_attention(const node_ops_t *ops, uint32_t rounds)
 int main(int argc, char **argv)
 {
     bench_init("invariance", argc, argv);
+    bench_options("rounds");
     const uint32_t rounds = (uint32_t)strtoul(bench_option("rounds", bench_quick() ? "5" : "401"), NULL, 10);
     if (rounds < 1 || rounds > 100000)
         bench_fail("--rounds must be 1 to 100000");

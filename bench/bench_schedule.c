@@ -93,6 +93,8 @@ static bool wanted(const char *part)
 int main(int argc, char **argv)
 {
     bench_init("schedule", argc, argv);
+    bench_options(
+        "model texts threads reps compressor kv-ram-percent dir part batch draft-length hold-percent link-rate");
     load.n_prompt = bench_quick() ? 1056 : 7584;
     load.kv_percent = (uint32_t)atoi(bench_option("kv-ram-percent", bench_quick() ? "60" : "20"));
     open_node();

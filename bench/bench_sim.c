@@ -237,6 +237,7 @@ int main(int argc, char **argv)
     static const uint32_t outstanding[] = {1, 4, 64};
     static const uint32_t prefixes[] = {16384, HEADLINE, 65536, 131072};
     bench_init("sim", argc, argv);
+    bench_options("out dir");
     open_results();
     printf("\nLong context, tokens/s: full KV in GPU memory; streamed at every step; lock-step; staggered\n");
     printf("| model | prefix | batch | full | streamed | lock-step | staggered | running | drafts | committed | link "

@@ -308,6 +308,7 @@ int main(int argc, char **argv)
 {
     static const char *const names[N_TEXTS] = {"code", "chat", "prose", "retrieval"};
     bench_init("source", argc, argv);
+    bench_options("part texts compressor prompt forced round tokens reps temperature threads model");
     vc_log_set_level(VC_LOG_WARN);
     n_prompt = number("prompt", "300", "4096", 1u << 20);
     n_forced = number("forced", "32", "176", 1u << 20);

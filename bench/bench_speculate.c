@@ -6,7 +6,8 @@
  * interleaved and told as medians over repetitions. A repetition decodes the same tokens from the same KV (the prompt's
  * pages are shared, not computed again) and is compared token by token with plain decoding; prefill, compression,
  * loading and the measuring of step costs are outside the clock. Run from the top of the repository.
- *   --part 2k|4k|8k|batch-2k|batch-4k|batch-8k|mixed (all), --texts LIST, --compressors LIST separated by ';', --fixed yes (more fixed lengths)
+ *   --part 2k|4k|8k|batch-2k|batch-4k|batch-8k|mixed (all), --texts LIST, --compressors LIST separated by ';', --fixed
+ * yes (more fixed lengths)
  *   --isa auto|scalar|avx2|avx512, --threads N, --reps N, --tokens N to decode, --temperature T, --model FILE
  *   --common N: drafts choose among the first N tokens of the vocabulary and the text's (0: all)
  */
@@ -79,6 +80,8 @@ int main(int argc, char **argv)
     } lengths[] = {{"8k", 7712, 328}, {"4k", 4128, 264}, {"2k", 2080, 200}};
     spec_bench_t b = {0};
     bench_init("speculate", argc, argv);
+    bench_options(
+        "part texts text-dir compressors batch-compressor fixed isa threads reps tokens temperature model common");
     vc_log_set_level(VC_LOG_WARN);
     const char *part = bench_option("part", "all");
     bool all = strcmp(part, "all") == 0, any = false;

@@ -187,6 +187,42 @@ const char *bench_option(const char *name, const char *deflt)
     return deflt;
 }
 
+static bool is_listed(const char *names, const char *name, size_t len)
+{
+    for (const char *at = names; *at; at += strcspn(at, " "), at += *at == ' ') {
+        if (strcspn(at, " ") == len && strncmp(at, name, len) == 0)
+            return true;
+    }
+    return false;
+}
+
+void bench_options(const char *names)
+{
+    for (int i = 1; i < bench.argc; i++) {
+        const char *a = bench.argv[i];
+        const char *trouble = NULL;
+        size_t len = strncmp(a, "--", 2) == 0 ? strcspn(a + 2, "=") : 0;
+        if (len == 0 || !is_listed(names, a + 2, len))
+            trouble = "is no option of this bench";
+        else if (a[2 + len] == '\0' && ++i == bench.argc)
+            trouble = "needs a value";
+        if (trouble != NULL) {
+            fprintf(stderr, "%s: '%s' %s; it has --quick, --csv, --keep and: %s\n", bench.name, a, trouble, names);
+            exit(64);
+        }
+    }
+}
+
+double bench_number(const char *name, const char *deflt, double least, double most)
+{
+    const char *text = bench_option(name, deflt);
+    char *end;
+    double v = strtod(text, &end);
+    if (end == text || *end != '\0' || !(v >= least && v <= most))
+        bench_fail("--%s: '%s' is no number from %.10g to %.10g", name, text, least, most);
+    return v;
+}
+
 const char *bench_model(void)
 {
     const char *path = bench_option("model", getenv("VERICACHE_MODEL"));

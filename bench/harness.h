@@ -24,6 +24,13 @@ int bench_argc(void);
 const char *bench_argv(int i);
 /* Value of "--name VALUE" or "--name=VALUE" among the arguments, or deflt. */
 const char *bench_option(const char *name, const char *deflt);
+/*
+ * The names of all options, separated by spaces. Ends the bench with exit code 64 where an argument is none of them or
+ * an option has no value, so that a slip of the keyboard is not an hour of the wrong run. After bench_init.
+ */
+void bench_options(const char *names);
+/* The option as a number in [least, most]; ends the bench where it is none. */
+double bench_number(const char *name, const char *deflt, double least, double most);
 /* --model FILE, else VERICACHE_MODEL; ends the bench where there is neither. */
 const char *bench_model(void);
 

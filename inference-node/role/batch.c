@@ -45,8 +45,10 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
         {"prompt-rows", VC_OPT_U64, &c->prompt_rows, "32", 1, 4096, NULL,
          "tokens of a new prompt that are computed in a pass while others run"},
         {"kv-ram", VC_OPT_BYTES, &c->kv_ram, "0", 0, 0, NULL,
-         "full KV of all running requests in memory at most, the rest is streamed from files; 0: all of it in memory"},
-        {"kv-dir", VC_OPT_STRING, &c->kv_dir, NULL, 0, 0, NULL, "folder of those files; default $TMPDIR or /var/tmp"},
+         "full KV in memory at most, an equal share for each of --max-running, the rest is streamed from files; 0: all "
+         "of it in memory"},
+        {"kv-dir", VC_OPT_STRING, &c->kv_dir, NULL, 0, 0, NULL,
+         "with --kv-ram: folder of those files; default $TMPDIR or /var/tmp"},
         {"hold", VC_OPT_BYTES, &c->hold, "0", 0, 0, NULL,
          "with --kv-ram: memory for full KV that is on its way to a verification; 0: enough for one request"},
         {"context", VC_OPT_U64, &c->context, "0", 0, 4294967295.0, NULL, "context limit in tokens; 0: the model's"},
