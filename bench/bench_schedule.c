@@ -3,7 +3,7 @@
  * prepares a prompt, its full KV and its compressed copy; schedule_*.c measure, each what its first comment says.
  *   --model FILE (else VERICACHE_MODEL), --texts LIST separated by ';', --threads N, --reps N, --compressor SPEC,
  *   --kv-ram-percent N of the full KV (default 20), --dir DIR for the files (default $TMPDIR or /tmp)
- *   --part single|batch to run one part only (default all)
+ *   --part single|batch to run one part only (default all); those of the batch: schedule_batch.c
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,8 +93,8 @@ static bool wanted(const char *part)
 int main(int argc, char **argv)
 {
     bench_init("schedule", argc, argv);
-    bench_options(
-        "model texts threads reps compressor kv-ram-percent dir part batch draft-length hold-percent link-rate");
+    bench_options("model texts threads reps compressor kv-ram-percent dir part batch draft-length temperature "
+                  "hold-percent link-rate");
     load.n_prompt = bench_quick() ? 1056 : 7584;
     load.kv_percent = (uint32_t)atoi(bench_option("kv-ram-percent", bench_quick() ? "60" : "20"));
     open_node();
