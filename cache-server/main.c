@@ -35,6 +35,8 @@ static void drain(cs_server_t *server, const sigset_t *signals, uint64_t grace_m
         }
 }
 
+VC_LOG_HOLD_STREAMS;
+
 int main(int argc, char **argv)
 {
     sigset_t signals;

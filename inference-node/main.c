@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "role/cmd.h"
+#include "vc/log.h"
 #include "vc/status.h"
 
 static void print_help(FILE *out)
@@ -24,6 +25,8 @@ static int end_output(const char *name, int rc)
     }
     return rc;
 }
+
+VC_LOG_HOLD_STREAMS;
 
 int main(int argc, char **argv)
 {

@@ -37,6 +37,7 @@ vc_status_t batch_link_open(node_batch_t *b, vc_err_t *err)
     uint64_t least = node_slow_pool_least(&dims, &p), layers = least / p.n_streams / 2; /* bytes of one buffer */
     if (p.hold_bytes == 0)
         p.hold_bytes = least + layers * dims.n_layer;
+    p.hold_bytes = VC_MIN(p.hold_bytes, VC_MAX(least, layers * dims.n_layer * p.n_streams)); /* all layers of all */
     vc_status_t st = node_slow_pool_create(&dims, &p, &b->pool, err);
     if (st != VC_OK)
         return st;

@@ -157,6 +157,8 @@ Test(batch, answers_do_not_depend_on_how_the_batch_was_run)
         {"--draft-length", "5", "--kv-ram", "600KiB", "--context", "1024", "--max-running", "2", NULL},
         {"--draft-length", "4", "--kv-ram", "900KiB", "--hold", "1MiB", "--context", "1024", "--schedule", "lockstep",
          NULL},
+        {"--draft-length", "3", "--kv-ram", "600KiB", "--hold", "1000TiB", "--context", "1024", "--max-running", "2",
+         NULL},
     };
     json_t *base[MAX_LINES], *got[MAX_LINES];
     write_requests(6, 400);
@@ -225,5 +227,26 @@ Test(batch, an_interrupt_ends_it_between_two_passes_with_a_line_for_what_was_und
     cr_assert_neq(strstr(out, "vericache-node batch: interrupted"), NULL, "%s", out);
     vc_free(out);
     vt_proc_end(p);
+    vt_tmpdir_remove(&dir);
+}
+
+/* The number of a closed stream must not become that of the next file: requests would be read from it. */
+Test(batch, a_closed_standard_stream_is_an_error_and_nobody_waits_for_it)
+{
+    SETUP();
+    static const struct {
+        const char *redirect, *sentence;
+        int rc;
+    } cases[] = {{"<&-", "cannot read -: Bad file descriptor", 74}, {"<\"$2\" >&-", "cannot write the results", 74}};
+    write_text(requests, "{\"prompt\": \"the user\", \"max_tokens\": 2}\n");
+    for (size_t i = 0; i < VC_ARRAY_LEN(cases); i++) {
+        char line[128], *out;
+        snprintf(line, sizeof line, "\"$0\" batch --model \"$1\" %s", cases[i].redirect);
+        const char *args[] = {"-c", line, VC_BIN_DIR "/inference-node/vericache-node", model, requests, NULL};
+        int rc = vt_proc_run("/bin/sh", args, NULL, TIMEOUT_MS, &out);
+        cr_assert_eq(rc, cases[i].rc, "exit code %d: %s", rc, out);
+        cr_assert_neq(strstr(out, cases[i].sentence), NULL, "%s", out);
+        vc_free(out);
+    }
     vt_tmpdir_remove(&dir);
 }

@@ -14,6 +14,12 @@ void vc_log_set_level(vc_log_level_t level);          /* default INFO */
 void vc_log_set_sink(vc_log_sink_fn sink, void *arg); /* NULL: stderr */
 /* Number of warnings and errors since start, for tests that fail on an unexpected one. */
 unsigned long vc_log_count(vc_log_level_t level);
+/* A standard stream that the caller closed stays an error when it is used. Otherwise its number would go to the next
+ * file that is opened, and lines of the log into a file of data. VC_LOG_HOLD_STREAMS in a program's main file has it
+ * run before libraries open files of their own. */
+void vc_log_hold_streams(void);
+#define VC_LOG_HOLD_STREAMS \
+    __attribute__((section(".preinit_array"), used)) static void (*const hold_streams)(void) = vc_log_hold_streams
 
 /* module: "store", "dataplane"...; fmt: "event words key=value ..." in lower case. */
 void vc_log(vc_log_level_t level, const char *module, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
