@@ -1,6 +1,6 @@
 /*
  * What the suites of the shared pool of the slow tier have in common: a small model, sessions of a pool, and beside
- * each a twin in memory. Static functions only; not every suite uses every function.
+ * each a twin in memory.
  */
 #ifndef SLOW_POOL_FIXTURE_H
 #define SLOW_POOL_FIXTURE_H
