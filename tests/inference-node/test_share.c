@@ -2,6 +2,8 @@
  * Dividing iteration times: a line that is there is found, parts always add up to the whole by the caller's scaling,
  * and loads that never varied or never came do no harm.
  */
+#include <stdbool.h>
+
 #include "batch/share.h"
 #include "support/vc_test.h"
 
