@@ -2,6 +2,7 @@
 import csv
 import datetime
 import io
+import math
 import os
 import pathlib
 import platform
@@ -28,7 +29,15 @@ class Results:
 
 
 def read(path):
+    """Damage of whatever kind is a ValueError that names the file."""
     path = pathlib.Path(path)
+    try:
+        return parse(path)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def parse(path):
     results, lines = Results(path.stem), path.read_text().splitlines()
     data = [line for line in lines if not line.startswith("#")]
     for line in lines:
@@ -41,12 +50,20 @@ def read(path):
     if reader.fieldnames != HEAD:
         raise ValueError(f"{path} is no file of results")
     for row in reader:
-        if None in row or None in row.values() or not 1 <= int(row["run"]) <= len(results.runs):
+        if None in row or None in row.values() or as_number(row["run"]) not in range(1, len(results.runs) + 1):
             raise ValueError(f"{path}: the row {row.get('name')} is damaged")
-        float(row["median"])
-        row["run"] = int(row["run"])
+        if not math.isfinite(as_number(row["median"])):
+            raise ValueError(f"{path}: the row {row['name']} has no number, but '{row['median']}'")
+        row["run"] = int(float(row["run"]))
         results.rows[row["kind"], row["name"]] = row
     return results
+
+
+def as_number(text):
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def merge(old, new):

@@ -44,9 +44,10 @@ class Files(unittest.TestCase):
         with tempfile.TemporaryDirectory() as tmp:
             path = pathlib.Path(tmp) / "b.csv"
             for text in ("a,b\n1,2\n", head + "figure,a,,1,,,,,2\n", head + "figure,a,,1\n", head + "figure,a,,x,,,,,1\n",
-                         head.replace("run 1", "run 2")):
-                path.write_text(text)
-                with self.assertRaises(ValueError, msg=text):
+                         head.replace("run 1", "run 2"), "", "\0\0", head + "figure,a,,nan,,,,,1\n",
+                         head + "figure,a,,1,,,,,1.5\n", head + 'figure,"a', head + "figure,\xff,,1,,,,,1\n"):
+                path.write_bytes(text.encode("latin-1"))
+                with self.assertRaisesRegex(ValueError, "b.csv", msg=text):
                     results_file.read(path)
 
     def test_a_row_has_the_percentiles_of_its_samples(self):
