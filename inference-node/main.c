@@ -31,6 +31,7 @@ VC_LOG_HOLD_STREAMS;
 int main(int argc, char **argv)
 {
     signal(SIGPIPE, SIG_IGN); /* a closed pipe or socket is an error of the write, not the end of the process */
+    signal(SIGXFSZ, SIG_IGN); /* and a limit on the size of files one of the file */
     if (argc < 2) {
         print_help(stderr);
         return 64;

@@ -3,6 +3,7 @@
  * bits of one process alone, fetched prefix, lost file and stored blocks included.
  */
 #include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -204,6 +205,28 @@ Test(remote_slow, too_little_memory_is_told_and_the_answer_comes_all_the_same)
         cr_assert(vt_proc_wait_line(c.verify, ways[i].sentence, 10000, NULL, 0), "%s", vt_proc_output(c.verify));
         json_decref(ours);
     }
+    json_decref(base);
+    remote_cluster_stop(&c);
+}
+
+/* A limit on the size of files stands for a full disk: the node lives on, and others go on by themselves. */
+Test(remote_slow, a_disk_without_room_is_told_and_the_answer_comes_all_the_same)
+{
+    remote_cluster_t c;
+    struct rlimit old, small;
+    start_cluster(&c);
+    json_t *base = remote_cluster_generate(&c, alone);
+    cr_assert_eq(getrlimit(RLIMIT_FSIZE, &old), 0);
+    small = (struct rlimit){100000, old.rlim_max};
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
+    start_verify(&c, "2MB", c.dir.path);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &old), 0);
+    json_t *ours = draft_and_verify(&c, "own");
+    remote_cluster_assert_same(base, ours, "no room");
+    cr_assert(vt_proc_wait_line(c.verify, "no room for", 10000, NULL, 0), "%s", vt_proc_output(c.verify));
+    vt_proc_signal(c.verify, SIGTERM);
+    cr_assert_eq(vt_proc_wait_exit(c.verify, 10000), 0, "%s", vt_proc_output(c.verify));
+    json_decref(ours);
     json_decref(base);
     remote_cluster_stop(&c);
 }
