@@ -186,15 +186,35 @@ static void linear(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, c
 
 /* ---- attention ---- */
 
+/* Which rows of the next tile a block of queries asks for. */
+typedef struct {
+    uint32_t from, end;
+} share_t;
+#if ATTN_NS > 1
+#define ASKS_ROW(share, r, at) ((void)(share), true)
+#define ASKS_BLOCK(q0) ((q0) == 0)
+#else
+/* Slow blocks: every one asks for its share, or memory would be waited for in the first and idle in the others. A line
+ * is two vectors, which are walked one after the other: each walk asks for every other row. */
+#define ASKS_ROW(share, r, at) ((r) >= (share).from && (r) < (share).end && ((r) ^ ((uint32_t)(at) >> 5)) % 2 == 0)
+#define ASKS_BLOCK(q0) true
+#endif
+
+INLINE share_t share_of(const node_attn_t *a, uint32_t q0, uint32_t nq, uint32_t rows)
+{
+    return (share_t){rows * q0 / a->n_q, rows * (q0 + nq) / a->n_q};
+}
+
 /* acc[q][s] += sum over r of mat[r][16 s ...] * coef[q][r], r ascending: scores (mat = K, lanes = tokens, r = dim) and
  * outputs (mat = V, lanes = dims, r = token) are the same loop. ahead: the same rows of the tile that comes next, asked
  * for from memory meanwhile; NULL where there is none. */
-INLINE void chains(v16 acc[ATTN_NQ][ATTN_NS], const uint16_t *mat, const uint16_t *ahead, size_t mat_stride,
-                   const float *coef, size_t coef_stride, uint32_t n, bool once, const int nq, const int ns)
+INLINE void chains(v16 acc[ATTN_NQ][ATTN_NS], const uint16_t *mat, const uint16_t *ahead, share_t share,
+                   size_t mat_stride, const float *coef, size_t coef_stride, uint32_t n, bool once, const int nq,
+                   const int ns)
 {
     for (uint32_t r = 0; r < n; r++) {
         v16 w[ATTN_NS];
-        if (ahead != NULL)
+        if (ahead != NULL && ASKS_ROW(share, r, (uintptr_t)ahead))
             for (int s = 0; s < ns; s += 2)
                 node_ask(ahead + r * mat_stride + (size_t)s * 16, once);
         for (int s = 0; s < ns; s++)
@@ -210,12 +230,13 @@ INLINE void chains(v16 acc[ATTN_NQ][ATTN_NS], const uint16_t *mat, const uint16_
 INLINE void scores_of_dim(const node_attn_t *a, uint32_t q0, const uint16_t *k, const uint16_t *ahead, size_t dim,
                           const int nq, const int ns)
 {
+    const share_t share = share_of(a, q0, (uint32_t)nq, (uint32_t)dim);
     for (uint32_t t = 0; t < NODE_ATTN_TILE; t += 16 * (uint32_t)ns) {
         v16 acc[ATTN_NQ][ATTN_NS];
         for (int q = 0; q < nq; q++)
             for (int s = 0; s < ns; s++)
                 acc[q][s] = v16_set1(0.0f);
-        chains(acc, k + t, ahead != NULL ? ahead + t : NULL, NODE_ATTN_TILE, a->q + q0 * dim, dim, (uint32_t)dim,
+        chains(acc, k + t, ahead != NULL ? ahead + t : NULL, share, NODE_ATTN_TILE, a->q + q0 * dim, dim, (uint32_t)dim,
                a->once, nq, ns);
         for (int q = 0; q < nq; q++)
             for (int s = 0; s < ns; s++)
@@ -286,6 +307,7 @@ INLINE void outputs_block(const node_attn_t *a, uint32_t q0, const float *factor
                           const uint16_t *ahead, const int nq, const int ns)
 {
     v16 acc[ATTN_NQ][ATTN_NS];
+    const share_t share = share_of(a, q0, (uint32_t)nq, NODE_ATTN_TILE);
     uint32_t common = NODE_ATTN_TILE;
     for (int q = 0; q < nq; q++) {
         float *o = a->o + (q0 + (size_t)q) * a->head_dim + dim;
@@ -296,14 +318,15 @@ INLINE void outputs_block(const node_attn_t *a, uint32_t q0, const float *factor
             common = a->n_valid[q0 + (uint32_t)q];
     }
     const float *p = a->p + (size_t)q0 * NODE_ATTN_TILE;
-    chains(acc, v + dim, ahead != NULL ? ahead + dim : NULL, a->head_dim, p, NODE_ATTN_TILE, common, a->once, nq, ns);
+    chains(acc, v + dim, ahead != NULL ? ahead + dim : NULL, share, a->head_dim, p, NODE_ATTN_TILE, common, a->once, nq,
+           ns);
     for (int q = 0; q < nq; q++) {
         float *o = a->o + (q0 + (size_t)q) * a->head_dim + dim;
         uint32_t n = a->n_valid[q0 + (uint32_t)q] - common;
         const uint16_t *rest = v + dim + (size_t)common * a->head_dim;
         if (n > 0)
-            chains(&acc[q], rest, NULL, a->head_dim, p + (size_t)q * NODE_ATTN_TILE + common, NODE_ATTN_TILE, n, false,
-                   1, ns);
+            chains(&acc[q], rest, NULL, share, a->head_dim, p + (size_t)q * NODE_ATTN_TILE + common, NODE_ATTN_TILE, n,
+                   false, 1, ns);
         for (int s = 0; s < ns; s++)
             v16_store(o + (size_t)s * 16, acc[q][s]);
     }
@@ -314,7 +337,7 @@ INLINE void attend_block(const node_attn_t *a, uint32_t q0, const uint16_t *k, c
                          const int ns)
 {
     float factor[ATTN_NQ];
-    const uint16_t *next_k = q0 == 0 ? a->next_k : NULL, *next_v = q0 == 0 ? a->next_v : NULL;
+    const uint16_t *next_k = ASKS_BLOCK(q0) ? a->next_k : NULL, *next_v = ASKS_BLOCK(q0) ? a->next_v : NULL;
     scores_block(a, q0, k, next_k, nq, ns);
     softmax_block(a, q0, factor, nq);
     uint32_t dim = 0;
