@@ -2,7 +2,6 @@
 #include "role/batch.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -62,22 +61,6 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
     memcpy(table, opts, sizeof opts);
 }
 
-static vc_status_t parse_draft_length(const char *text, uint32_t *x_p, vc_err_t *err)
-{
-    if (!strcmp(text, "auto")) {
-        *x_p = NODE_DRAFT_AUTO;
-        return VC_OK;
-    }
-    char *end;
-    errno = 0;
-    unsigned long v = strtoul(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end || errno || v > NODE_LENGTH_MAX)
-        return vc_err_set(err, VC_ERR_INVALID, "--draft-length: '%s' is neither auto nor a number up to %u", text,
-                          NODE_LENGTH_MAX);
-    *x_p = (uint32_t)v;
-    return VC_OK;
-}
-
 static vc_status_t finish_opts(flags_t *f, const vc_config_t *config, vc_err_t *err)
 {
     if (vc_config_n_args(config) > 0)
@@ -89,7 +72,7 @@ static vc_status_t finish_opts(flags_t *f, const vc_config_t *config, vc_err_t *
     f->c.lock_step = f->schedule == 1;
     if (f->c.hold && !f->c.kv_ram)
         return vc_err_set(err, VC_ERR_INVALID, "--hold is for full KV in files: give --kv-ram as well");
-    return parse_draft_length(f->draft_length, &f->c.draft_length, err);
+    return node_cmd_draft_length(f->draft_length, &f->c.draft_length, err);
 }
 
 /* Opening the requests for writing would empty them. */

@@ -42,6 +42,8 @@ int node_cmd_tokenize(int argc, char **argv);
  */
 bool node_cmd_begin(const vc_opt_t *table, const char *usage, bool strict, int argc, char **argv,
                     vc_config_t **config_p, int *rc_p);
+/* Value of the option --draft-length: "auto" is NODE_DRAFT_AUTO. INVALID with a sentence. */
+vc_status_t node_cmd_draft_length(const char *text, uint32_t *x_p, vc_err_t *err);
 /* Prints "vericache-node NAME: sentence" to stderr and gives the exit code. */
 int node_cmd_fail(const char *name, vc_status_t status, const vc_err_t *err);
 

@@ -2,7 +2,6 @@
 #include "role/generate.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "role/cmd.h"
@@ -74,22 +73,6 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
     memcpy(table, opts, sizeof opts);
 }
 
-static vc_status_t parse_draft_length(const char *text, uint32_t *x_p, vc_err_t *err)
-{
-    if (!strcmp(text, "auto")) {
-        *x_p = NODE_DRAFT_AUTO;
-        return VC_OK;
-    }
-    char *end;
-    errno = 0;
-    unsigned long v = strtoul(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end || errno || v > NODE_LENGTH_MAX)
-        return vc_err_set(err, VC_ERR_INVALID, "--draft-length: '%s' is neither auto nor a number up to %u", text,
-                          NODE_LENGTH_MAX);
-    *x_p = (uint32_t)v;
-    return VC_OK;
-}
-
 /* The option table keeps the last value of an option; stop strings may be several. */
 static vc_status_t collect_stops(flags_t *f, int argc, char **argv, vc_err_t *err)
 {
@@ -131,7 +114,7 @@ static vc_status_t finish_opts(flags_t *f, const vc_config_t *config, int argc, 
     if (st == VC_OK && !o->model[0])
         st = vc_err_set(err, VC_ERR_INVALID, "no model: give its file with --model");
     if (st == VC_OK)
-        st = parse_draft_length(f->draft_length, &o->draft_length, err);
+        st = node_cmd_draft_length(f->draft_length, &o->draft_length, err);
     if (st == VC_OK)
         st = collect_stops(f, argc, argv, err);
     if (st != VC_OK)
