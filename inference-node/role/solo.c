@@ -19,8 +19,9 @@
 #include "vc/mem.h"
 
 #define PREFILL_ROWS 128u /* per pass: how long an interrupt may wait */
-#define COSTS_PROMPT \
-    1024u /* from here on the step costs are measured: half a second, which a shorter one never earns */
+/* Measuring step costs takes half a second behind the first token: only long prompts and answers earn it. */
+#define COSTS_PROMPT 1024u
+#define COSTS_ANSWER 512u
 #define MAX_DRAFT_AUTO 64u
 #define MAX_END_TOKENS 16u
 #define PROMPT_BYTES_MAX ((size_t)64 << 20)
@@ -213,7 +214,8 @@ static vc_status_t make_session(solo_t *s, vc_err_t *err)
     node_session_opts_t so;
     node_session_opts_default(&so);
     so.draft_length = s->opts->draft_length;
-    if (s->n_prompt >= COSTS_PROMPT && s->body != NULL && so.draft_length == NODE_DRAFT_AUTO) {
+    if (s->n_prompt >= COSTS_PROMPT && s->opts->max_tokens >= COSTS_ANSWER && s->body != NULL &&
+        so.draft_length == NODE_DRAFT_AUTO) {
         so.costs = node_step_costs(s->node);
         so.name = s->spec.text;
     }
