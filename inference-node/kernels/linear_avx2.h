@@ -3,6 +3,8 @@
  * five rows share the unpacked codes. DOT is vpdpwssd where the CPU has it, else vpmaddwd and an addition: the sums are
  * exact integers, so both give the same bits.
  */
+#include "kernels/linear_stream.h"
+
 typedef int32_t __attribute__((may_alias)) pair_t;
 #ifdef DOT_VNNI
 #define DOT(acc, w, x) _mm256_dpwssd_avx_epi32(acc, w, x)
@@ -102,6 +104,33 @@ LINEAR_INLINE void linear_rows(const node_matrix_t *w, uint32_t panel, const uin
         store_outputs(w, panel, out + (size_t)r * out_stride, acc[r]);
 }
 
+/* A lone row, panel after panel. */
+LINEAR_INLINE void linear_stream(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const uint8_t *ahead,
+                                 const node_acts_t *a, uint32_t row, float *out, const uint32_t type)
+{
+    const uint32_t codes = type == NODE_W_Q8_0 ? 512 : 256;
+    const size_t bytes = codes + (type == NODE_W_Q4_1 ? 64 : 32), at = row * a->group_stride;
+    const pair_t *x = (const pair_t *)(const void *)(a->q + row * a->stride);
+    const uint8_t *group = w->data + panel * w->panel_bytes;
+    stream_t stream = stream_begin(group, (panel_end - panel) * w->panel_bytes, ahead);
+    for (; panel < panel_end; panel++) {
+        v16 acc = v16_set1(0.0f);
+        for (uint32_t g = 0; g < w->n_in / NODE_GROUP; g++, group += bytes) {
+            __m256i s[4];
+            stream_ask(&stream, group, bytes);
+            s[0] = s[1] = type == NODE_W_Q4_0 ? _mm256_set1_epi32(-8 * a->isum[at + g]) : _mm256_setzero_si256();
+            s[2] = s[3] = _mm256_setzero_si256();
+            dot_group(s, group, x + (size_t)g * (NODE_GROUP / 2), 0, 1, type);
+            const uint16_t *d = (const uint16_t *)(const void *)(group + codes);
+            v16 dot = {_mm256_cvtepi32_ps(s[0]), _mm256_cvtepi32_ps(s[1])};
+            acc = v16_fma(v16_load_f16(d), v16_mul(dot, v16_set1(a->scale[at + g])), acc);
+            if (type == NODE_W_Q4_1)
+                acc = v16_fma(v16_load_f16(d + 16), v16_set1(a->sum[at + g]), acc);
+        }
+        store_outputs(w, panel, out, acc);
+    }
+}
+
 /* As few tiles of one or two rows as can be: they unpack for little. */
 static inline uint32_t tile_rows(uint32_t left)
 {
@@ -115,6 +144,10 @@ LINEAR_INLINE void linear_type(const node_matrix_t *w, uint32_t panel, uint32_t 
                                const node_acts_t *a, uint32_t row, uint32_t n_rows, float *out, size_t out_stride,
                                const uint32_t type)
 {
+    if (n_rows == 1) {
+        linear_stream(w, panel, panel_end, ahead, a, row, out, type);
+        return;
+    }
     for (uint32_t r = 0, nr; r < n_rows; r += nr) {
         nr = tile_rows(n_rows - r);
         for (uint32_t p = panel; p < panel_end; p++) {

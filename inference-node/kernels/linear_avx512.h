@@ -4,6 +4,8 @@
  * all rows before the next one. DOT is vpdpwssd where the CPU has it, else vpmaddwd and an addition: the sums are exact
  * integers, so both give the same bits, in any order.
  */
+#include "kernels/linear_stream.h"
+
 typedef int32_t __attribute__((may_alias)) pair_t;
 
 #ifdef DOT_VNNI
@@ -119,6 +121,31 @@ LINEAR_INLINE void linear_rows(const node_matrix_t *w, uint32_t panel, const uin
             store_outputs(w, panel + (uint32_t)p, out + (size_t)r * out_stride, acc[r][p]);
 }
 
+/* A lone row, panel after panel. */
+LINEAR_INLINE void linear_stream(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const uint8_t *ahead,
+                                 const node_acts_t *a, uint32_t row, float *out, const uint32_t type)
+{
+    const uint32_t codes = type == NODE_W_Q8_0 ? 512 : 256;
+    const size_t bytes = codes + (type == NODE_W_Q4_1 ? 64 : 32), at = row * a->group_stride;
+    const uint8_t *group = w->data + panel * w->panel_bytes;
+    stream_t stream = stream_begin(group, (panel_end - panel) * w->panel_bytes, ahead);
+    for (; panel < panel_end; panel++) {
+        v16 acc = _mm512_setzero_ps();
+        for (uint32_t g = 0; g < w->n_in / NODE_GROUP; g++, group += bytes) {
+            __m512i s[LINEAR_ROWS][LINEAR_PANELS];
+            stream_ask(&stream, group, bytes);
+            s[0][0] = type == NODE_W_Q4_0 ? _mm512_set1_epi32(-8 * a->isum[at + g]) : _mm512_setzero_si512();
+            dot_group(s, group, 0, a->q + row * a->stride + (size_t)g * NODE_GROUP, 0, 1, 1, type);
+            const uint16_t *d = (const uint16_t *)(const void *)(group + codes);
+            const v16 t = _mm512_mul_ps(_mm512_cvtepi32_ps(s[0][0]), _mm512_set1_ps(a->scale[at + g]));
+            acc = _mm512_fmadd_ps(v16_load_f16(d), t, acc);
+            if (type == NODE_W_Q4_1)
+                acc = _mm512_fmadd_ps(v16_load_f16(d + 16), _mm512_set1_ps(a->sum[at + g]), acc);
+        }
+        store_outputs(w, panel, out, acc);
+    }
+}
+
 /* A tile of rows and the panels of the call stay in L1 together. */
 LINEAR_INLINE uint32_t linear_tiles(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const uint8_t *ahead,
                                     const node_acts_t *a, uint32_t row, uint32_t first, uint32_t n_rows, float *out,
@@ -142,6 +169,10 @@ LINEAR_INLINE void linear_type(const node_matrix_t *w, uint32_t panel, uint32_t 
                                const node_acts_t *a, uint32_t row, uint32_t n_rows, float *out, size_t out_stride,
                                const uint32_t type)
 {
+    if (n_rows == 1) {
+        linear_stream(w, panel, panel_end, ahead, a, row, out, type);
+        return;
+    }
     uint32_t r = linear_tiles(w, panel, panel_end, ahead, a, row, 0, n_rows, out, out_stride, 8, type);
     r = linear_tiles(w, panel, panel_end, ahead, a, row, r, n_rows, out, out_stride, 4, type);
     r = linear_tiles(w, panel, panel_end, ahead, a, row, r, n_rows, out, out_stride, 2, type);

@@ -46,14 +46,22 @@ static walk_t walk_of(const node_pass_t *pass, const node_row_block_t *b, uint32
 static bool form_is_rotated(const node_coded_form_t *f) { return f->bits != 0 && f->key_tokens == 0; }
 
 /* The KV heads' queries of a block, scaled, as [row][head of the group][dim]; for rotated coded tiles in 8 bits as
- * well. */
-static void gather_queries(const node_engine_t *eng, const walk_t *w, node_thread_scratch_t *t)
+ * well. fresh: RoPE comes first. */
+static void gather_queries(const node_engine_t *eng, const walk_t *w, bool fresh, node_thread_scratch_t *t)
 {
     uint32_t d = eng->info.head_dim, group = eng->info.n_head / eng->info.n_kv_head;
     float s = LOG2E / __builtin_sqrtf((float)d);
-    for (uint32_t r = 0; r < w->block->n_rows; r++)
-        eng->ops->scale(eng->q + (w->block->first + r) * eng->q_stride + (size_t)w->head * group * d, s, group * d,
-                        t->q + (size_t)r * group * d);
+    for (uint32_t r = 0; r < w->block->n_rows; r++) {
+        uint32_t row = w->block->first + r;
+        const float *from = eng->q + row * eng->q_stride + (size_t)w->head * group * d;
+        float *q = t->q + (size_t)r * group * d;
+        if (fresh) {
+            memcpy(q, from, (size_t)group * d * sizeof *q);
+            node_rotate_heads(eng, row, q, group, eng->w.layers[w->layer].q_norm);
+            from = q;
+        }
+        eng->ops->scale(from, s, group * d, q);
+    }
     const node_body_t *body = w->block->kv->body;
     for (uint32_t i = 0; body != NULL && form_is_rotated(&body->form) && i < w->block->n_rows * group; i++)
         eng->ops->code_query(&body->form, t->q + (size_t)i * d, &t->coded[i]);
@@ -175,7 +183,7 @@ static void attend_whole(node_pass_t *pass, uint32_t layer, uint32_t first_block
         /* the longest walks first, so that the team ends together */
         const node_row_block_t *b = &eng->blocks[pass->n_blocks - 1 - item / heads];
         walk_t w = walk_of(pass, b, layer, item % heads);
-        gather_queries(eng, &w, t);
+        gather_queries(eng, &w, false, t);
         states_reset(&t->total, b->n_rows * (eng->info.n_head / heads), eng->info.head_dim);
         for (uint32_t s = 0; s < n_splits(&w); s++) {
             attend_split(eng, &w, s, first_tile(eng, &w, s + 1), t, &t->split);
@@ -186,11 +194,16 @@ static void attend_whole(node_pass_t *pass, uint32_t layer, uint32_t first_block
     node_team_barrier(eng->team);
 }
 
-/* The splits [base, base + width) of n_pairs (block, KV head) as items of one loop. */
+/*
+ * The splits [base, base + width) of n_pairs (block, KV head) as items of one loop. A thread's first item is the one of
+ * its number, so that it is known beforehand; who ends the last split of a pair folds them.
+ */
 typedef struct {
     node_pass_t *pass;
     const node_row_block_t *blocks;
     uint32_t layer, n_pairs, base, width;
+    bool fresh;           /* q and k are not rotated yet, the rows' K and V not stored */
+    const uint8_t *ahead; /* what the thread reads afterwards */
 } spread_t;
 
 static walk_t pair_walk(const spread_t *s, uint32_t pair)
@@ -199,15 +212,67 @@ static walk_t pair_walk(const spread_t *s, uint32_t pair)
     return walk_of(s->pass, &s->blocks[pair / heads], s->layer, pair % heads);
 }
 
-/* Takes the next item that is a split at all. */
-static bool take_split(const spread_t *s, walk_t *w, uint32_t *item_p)
+static uint32_t most_splits(const spread_t *s)
 {
-    while (node_team_next(s->pass->eng->team, s->n_pairs * s->width, item_p)) {
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < s->n_pairs; i++) {
+        walk_t w = pair_walk(s, i);
+        most = VC_MAX(most, n_splits(&w));
+    }
+    return most;
+}
+
+/* From item *item_p on, the next one that is a split at all. */
+static bool take_split(const spread_t *s, bool first, walk_t *w, uint32_t *item_p)
+{
+    node_engine_t *eng = s->pass->eng;
+    for (uint32_t n_items = s->n_pairs * s->width;; first = false) {
+        if (!first) {
+            (void)node_team_next(eng->team, n_items, item_p);
+            *item_p += eng->n_threads;
+        }
+        if (*item_p >= n_items)
+            return false;
         *w = pair_walk(s, *item_p / s->width);
         if (s->base + *item_p % s->width < n_splits(w))
             return true;
     }
-    return false;
+}
+
+/* K and V of the block's rows that lie in a split: nobody reads them but who attends that split. */
+static void store_rows(node_engine_t *eng, const walk_t *w, uint32_t split)
+{
+    const node_row_block_t *b = w->block;
+    for (uint32_t r = 0; r < b->n_rows; r++) {
+        uint32_t tile = w->n_body + (b->position + r) / NODE_TILE - b->kv->first_block;
+        if (tile / NODE_SPLIT_TILES == split)
+            node_store_kv(eng, w->layer, b->first + r, b, w->head);
+    }
+}
+
+/* All splits of the pair in this window are done. */
+static void fold_pair(const spread_t *s, const walk_t *w, uint32_t pair)
+{
+    node_engine_t *eng = s->pass->eng;
+    uint32_t n = n_splits(w);
+    if (s->base == 0)
+        states_reset(&eng->totals[pair], w->block->n_rows * (eng->info.n_head / eng->info.n_kv_head),
+                     eng->info.head_dim);
+    for (uint32_t i = s->base; i < s->base + s->width && i < n; i++)
+        fold_states(eng, w, &eng->totals[pair], &eng->splits[pair * NODE_SPLIT_WINDOW + i - s->base]);
+    if (s->base + s->width >= n)
+        write_output(eng, w, &eng->totals[pair]);
+}
+
+static void end_split(const spread_t *s, const walk_t *w, uint32_t pair)
+{
+    _Atomic uint32_t *done = &s->pass->eng->n_done[pair];
+    uint32_t n = VC_MIN(n_splits(w) - s->base, s->width);
+    /* acq_rel: the last one sees the states that the others wrote */
+    if (atomic_fetch_add_explicit(done, 1, memory_order_acq_rel) + 1 < n)
+        return;
+    atomic_store_explicit(done, 0, memory_order_relaxed); /* the barrier publishes it */
+    fold_pair(s, w, pair);
 }
 
 /* A thread takes its next split before it works on the one at hand, so that it can ask for its first tile in time. */
@@ -215,53 +280,72 @@ static void spread_splits(const spread_t *s, uint32_t thread)
 {
     node_engine_t *eng = s->pass->eng;
     node_thread_scratch_t *t = &eng->threads[thread];
-    uint32_t item, next, gathered = UINT32_MAX;
+    uint32_t item = thread, next, gathered = UINT32_MAX;
     walk_t w, next_w;
-    for (bool more = take_split(s, &w, &item); more; item = next, w = next_w) {
-        more = take_split(s, &next_w, &next);
-        if (gathered != item / s->width) /* splits of one pair mostly come to a thread in a row */
-            gather_queries(eng, &w, t);
-        gathered = item / s->width;
-        attend_split(eng, &w, s->base + item % s->width,
-                     more ? first_tile(eng, &next_w, s->base + next % s->width) : (node_tile_t){0}, t,
-                     &eng->splits[gathered * NODE_SPLIT_WINDOW + item % s->width]);
+    for (bool more = take_split(s, true, &w, &item); more; item = next, w = next_w) {
+        const uint32_t pair = item / s->width, split = s->base + item % s->width;
+        node_tile_t after = {0};
+        more = take_split(s, false, &next_w, &next);
+        if (more)
+            after = first_tile(eng, &next_w, s->base + next % s->width);
+        else if (s->ahead != NULL) /* only asked for */
+            after.k = (const uint16_t *)(const void *)s->ahead;
+        if (gathered != pair) /* splits of one pair mostly come to a thread in a row */
+            gather_queries(eng, &w, s->fresh, t);
+        gathered = pair;
+        if (s->fresh)
+            store_rows(eng, &w, split);
+        attend_split(eng, &w, split, after, t, &eng->splits[pair * NODE_SPLIT_WINDOW + split - s->base]);
+        end_split(s, &w, pair);
     }
     node_team_barrier(eng->team);
 }
 
-/* Item = (block, KV head, split) over a window of splits; then (block, KV head) folds. */
-static void attend_spread(node_pass_t *pass, uint32_t layer, uint32_t first_block, uint32_t thread)
+void node_attend_layer(node_pass_t *pass, uint32_t layer, uint32_t first_block, uint32_t thread)
 {
-    node_engine_t *eng = pass->eng;
-    uint32_t heads = eng->info.n_kv_head, most = 0, item;
-    spread_t sp = {.pass = pass, .blocks = eng->blocks + first_block, .layer = layer};
-    sp.n_pairs = (pass->n_blocks - first_block) * heads;
-    for (uint32_t i = 0; i < sp.n_pairs; i++) {
-        walk_t w = pair_walk(&sp, i);
-        most = VC_MAX(most, n_splits(&w));
+    spread_t sp = {.pass = pass, .blocks = pass->eng->blocks + first_block, .layer = layer};
+    sp.n_pairs = (pass->n_blocks - first_block) * pass->eng->info.n_kv_head;
+    if (sp.n_pairs > NODE_SPLIT_BLOCKS || pass->eng->n_threads == 1) {
+        attend_whole(pass, layer, first_block, thread);
+        return;
     }
-    for (; sp.base < most; sp.base += NODE_SPLIT_WINDOW) {
+    for (uint32_t most = most_splits(&sp); sp.base < most; sp.base += NODE_SPLIT_WINDOW) {
         sp.width = VC_MIN(most - sp.base, NODE_SPLIT_WINDOW);
         spread_splits(&sp, thread);
-        while (node_team_next(eng->team, sp.n_pairs, &item)) {
-            walk_t w = pair_walk(&sp, item);
-            uint32_t n = n_splits(&w);
-            if (sp.base == 0)
-                states_reset(&eng->totals[item], w.block->n_rows * (eng->info.n_head / heads), eng->info.head_dim);
-            for (uint32_t s = sp.base; s < sp.base + sp.width && s < n; s++)
-                fold_states(eng, &w, &eng->totals[item], &eng->splits[item * NODE_SPLIT_WINDOW + s - sp.base]);
-            if (sp.base + sp.width >= most)
-                write_output(eng, &w, &eng->totals[item]);
-        }
-        node_team_barrier(eng->team);
     }
 }
 
-void node_attend_layer(node_pass_t *pass, uint32_t layer, uint32_t first_block, uint32_t thread)
+bool node_attend_fresh_fits(const node_pass_t *pass, uint32_t layer)
 {
-    uint32_t n_pairs = (pass->n_blocks - first_block) * pass->eng->info.n_kv_head;
-    if (n_pairs <= NODE_SPLIT_BLOCKS && pass->eng->n_threads > 1)
-        attend_spread(pass, layer, first_block, thread);
-    else
-        attend_whole(pass, layer, first_block, thread);
+    const node_engine_t *eng = pass->eng;
+    const spread_t sp = {.pass = (node_pass_t *)pass,
+                         .blocks = eng->blocks,
+                         .layer = layer,
+                         .n_pairs = pass->n_blocks * eng->info.n_kv_head};
+    for (uint32_t i = 1; i < pass->n_blocks; i++)
+        if (eng->blocks[i].kv == eng->blocks[i - 1].kv)
+            return false;
+    return sp.n_pairs <= NODE_SPLIT_BLOCKS && most_splits(&sp) <= NODE_SPLIT_WINDOW;
+}
+
+void node_attend_fresh(node_pass_t *pass, uint32_t layer, uint32_t thread, const uint8_t *ahead)
+{
+    const node_engine_t *eng = pass->eng;
+    spread_t sp = {.pass = pass, .blocks = eng->blocks, .layer = layer, .fresh = true, .ahead = ahead};
+    sp.n_pairs = pass->n_blocks * eng->info.n_kv_head;
+    sp.width = most_splits(&sp);
+    spread_splits(&sp, thread);
+}
+
+const uint8_t *node_attend_first(const node_pass_t *pass, uint32_t layer, uint32_t thread)
+{
+    const node_engine_t *eng = pass->eng;
+    spread_t sp = {.pass = (node_pass_t *)pass, .blocks = eng->blocks, .layer = layer};
+    sp.n_pairs = pass->n_blocks * eng->info.n_kv_head;
+    sp.width = most_splits(&sp);
+    if (thread >= sp.n_pairs * sp.width)
+        return NULL;
+    const walk_t w = pair_walk(&sp, thread / sp.width);
+    const node_tile_t t = first_tile(eng, &w, thread % sp.width);
+    return t.codes != NULL ? t.codes : (const uint8_t *)t.k;
 }

@@ -121,6 +121,10 @@ static void cut_attention(node_engine_t *e, cutter_t *c)
         s.coded = cut(c, NODE_QUERY_MAX, sizeof *s.coded);
         s.split = cut_states(c, d);
         s.total = cut_states(c, d);
+        s.x = cut(c, NODE_FEW_ROWS * e->model_stride, sizeof(float));
+        s.normed = cut_acts(c, e->info.d_model, NODE_FEW_ROWS);
+        s.attn = cut_acts(c, e->act_attn.n_in, NODE_FEW_ROWS);
+        s.attn.x = e->act_attn.x;
         if (c->base != NULL)
             e->threads[t] = s;
     }
@@ -145,6 +149,18 @@ static vc_status_t make_scratch(node_engine_t *e, vc_err_t *err)
     cut_rows(e, &c);
     cut_attention(e, &c);
     return VC_OK;
+}
+
+static bool layers_quantised(const node_weights_t *w)
+{
+    for (uint32_t l = 0; l < w->n_layer; l++) {
+        const node_layer_t *y = &w->layers[l];
+        const node_matrix_t *const all[] = {&y->q, &y->k, &y->v, &y->o, &y->gate, &y->up, &y->down};
+        for (size_t i = 0; i < VC_ARRAY_LEN(all); i++)
+            if (!node_matrix_quantised(all[i]->type))
+                return false;
+    }
+    return true;
 }
 
 /* ---- identity ---- */
@@ -195,6 +211,7 @@ static vc_status_t engine_init(node_engine_t *e, node_gguf_t *gguf, const node_t
         st = make_info(e, gguf, tok, err);
     if (st == VC_OK)
         st = make_scratch(e, err);
+    e->few = layers_quantised(&e->w);
     if (st == VC_OK)
         st = node_team_create(e->n_threads, &e->team, err);
     return st;

@@ -24,74 +24,13 @@ static void each_row(node_pass_t *pass, uint32_t layer, uint32_t first, uint32_t
     node_team_barrier(team);
 }
 
-typedef struct {
-    const node_matrix_t *m;
-    float *out;
-    size_t stride;
-} target_t;
-
-/* Several matrices over the same input as one list of panels, cut into items of a few that stay in L1 while the rows
- * run over them; enough items for an even end. */
-typedef struct {
-    const target_t *targets;
-    uint32_t n, total, chunk;
-} panels_t;
-
-static panels_t panels_of(const node_engine_t *eng, const target_t *targets, uint32_t n)
-{
-    panels_t l = {.targets = targets, .n = n};
-    for (uint32_t i = 0; i < n; i++)
-        l.total += targets[i].m->n_panels;
-    uint32_t chunk = l.total / (eng->n_threads * 16);
-    l.chunk = chunk < 4 ? 2 : 4; /* kernels like pairs */
-    return l;
-}
-
-/* Where the weights of a panel begin; NULL past the end. */
-static const uint8_t *panel_data(const panels_t *l, uint32_t panel)
-{
-    for (uint32_t i = 0; i < l->n; panel -= l->targets[i++].m->n_panels)
-        if (panel < l->targets[i].m->n_panels)
-            return l->targets[i].m->data + panel * l->targets[i].m->panel_bytes;
-    return NULL;
-}
-
-static void linear_item(const node_engine_t *eng, const panels_t *l, uint32_t item, const uint8_t *ahead,
-                        const node_acts_t *a, uint32_t first, uint32_t n_rows)
-{
-    uint32_t p = item * l->chunk, end = VC_MIN(p + l->chunk, l->total), base = 0;
-    for (uint32_t i = 0; i < l->n && p < end; base += l->targets[i++].m->n_panels) {
-        const target_t *t = &l->targets[i];
-        uint32_t stop = VC_MIN(end, base + t->m->n_panels);
-        if (p >= stop)
-            continue;
-        eng->ops->linear(t->m, p - base, stop - base, ahead, a, first, n_rows, t->out, t->stride);
-        p = stop;
-    }
-}
-
-/* Rows [first, rows_end). A thread takes its next item before it works on the one at hand, so that it can ask for its
- * weights in time. */
-static void linear(node_pass_t *pass, const node_acts_t *a, uint32_t first, uint32_t rows_end, const target_t *targets,
-                   uint32_t n)
-{
-    node_engine_t *eng = pass->eng;
-    const panels_t l = panels_of(eng, targets, n);
-    uint32_t n_items = (l.total + l.chunk - 1) / l.chunk, item, next;
-    for (bool more = node_team_next(eng->team, n_items, &item); more; item = next) {
-        more = node_team_next(eng->team, n_items, &next);
-        linear_item(eng, &l, item, more ? panel_data(&l, next * l.chunk) : NULL, a, first, rows_end - first);
-    }
-    node_team_barrier(eng->team);
-}
-
 static void quantise(const node_engine_t *eng, const node_acts_t *a, uint32_t row)
 {
     if (a->q != NULL)
         eng->ops->quantise(a, row);
 }
 
-static const node_row_block_t *block_of(const node_pass_t *pass, uint32_t row)
+const node_row_block_t *node_block_of(const node_pass_t *pass, uint32_t row)
 {
     const node_row_block_t *b = pass->eng->blocks;
     while (row >= b->first + b->n_rows)
@@ -99,17 +38,27 @@ static const node_row_block_t *block_of(const node_pass_t *pass, uint32_t row)
     return b;
 }
 
+void node_embed(const node_pass_t *pass, uint32_t row, float *x)
+{
+    const node_gguf_tensor_t *t = pass->eng->w.embedding;
+    uint32_t n = pass->eng->info.d_model;
+    size_t bytes = node_matrix_row_bytes(t->type, n);
+    node_matrix_unpack_row(t->type, (const uint8_t *)t->data + pass->rows[row].token * bytes, n, x);
+}
+
+void node_rope_row(node_pass_t *pass, uint32_t row)
+{
+    node_engine_t *eng = pass->eng;
+    node_rope_table(eng->inv_freq, eng->info.rope_dims / 2, eng->info.rope_mscale,
+                    node_row_position(node_block_of(pass, row), row), eng->cos + row * eng->rope_stride,
+                    eng->sin + row * eng->rope_stride);
+}
+
 static void row_embed(node_pass_t *pass, uint32_t layer, uint32_t row)
 {
     (void)layer;
-    node_engine_t *eng = pass->eng;
-    const node_gguf_tensor_t *t = eng->w.embedding;
-    size_t bytes = node_matrix_row_bytes(t->type, eng->info.d_model);
-    node_matrix_unpack_row(t->type, (const uint8_t *)t->data + pass->rows[row].token * bytes, eng->info.d_model,
-                           eng->x + row * eng->model_stride);
-    node_rope_table(eng->inv_freq, eng->info.rope_dims / 2, eng->info.rope_mscale,
-                    node_row_position(block_of(pass, row), row), eng->cos + row * eng->rope_stride,
-                    eng->sin + row * eng->rope_stride);
+    node_embed(pass, row, pass->eng->x + row * pass->eng->model_stride);
+    node_rope_row(pass, row);
 }
 
 static void norm_into(node_engine_t *eng, const float *x, const float *w, uint32_t slot)
@@ -135,7 +84,7 @@ static void row_ffn_norm(node_pass_t *pass, uint32_t layer, uint32_t row)
     norm_into(eng, x, eng->w.layers[layer].ffn_norm, row);
 }
 
-static void rotate_heads(node_engine_t *eng, uint32_t row, float *heads, uint32_t n, const float *norm)
+void node_rotate_heads(const node_engine_t *eng, uint32_t row, float *heads, uint32_t n, const float *norm)
 {
     uint32_t d = eng->info.head_dim;
     for (uint32_t h = 0; h < n; h++) {
@@ -148,31 +97,28 @@ static void rotate_heads(node_engine_t *eng, uint32_t row, float *heads, uint32_
 }
 
 /* K goes into its page transposed: one half per dim, a tile apart. */
-static uint32_t store_kv(node_engine_t *eng, uint32_t layer, uint32_t row, const node_row_block_t *b)
+void node_store_kv(node_engine_t *eng, uint32_t layer, uint32_t row, const node_row_block_t *b, uint32_t head)
 {
-    uint32_t d = eng->info.head_dim, position = node_row_position(b, row), slot = position % NODE_TILE, over = 0;
+    uint32_t d = eng->info.head_dim, position = node_row_position(b, row), slot = position % NODE_TILE;
     node_page_t *page = b->kv->pages[position / NODE_TILE - b->kv->first_block];
-    uint16_t half[NODE_HEAD_DIM_MAX];
-    for (uint32_t h = 0; h < eng->info.n_kv_head; h++) {
-        uint16_t *k = node_page_k(page, layer, h) + slot;
-        over += eng->ops->to_f16(eng->k + row * eng->kv_stride + (size_t)h * d, d, half);
-        for (uint32_t i = 0; i < d; i++)
-            k[(size_t)i * NODE_TILE] = half[i];
-        over += eng->ops->to_f16(eng->v + row * eng->kv_stride + (size_t)h * d, d,
-                                 node_page_v(page, layer, h) + (size_t)slot * d);
-    }
-    return over;
-}
-
-static void row_rope(node_pass_t *pass, uint32_t layer, uint32_t row)
-{
-    node_engine_t *eng = pass->eng;
-    const node_layer_t *w = &eng->w.layers[layer];
-    rotate_heads(eng, row, eng->q + row * eng->q_stride, eng->info.n_head, w->q_norm);
-    rotate_heads(eng, row, eng->k + row * eng->kv_stride, eng->info.n_kv_head, w->k_norm);
-    uint32_t over = store_kv(eng, layer, row, block_of(pass, row));
+    uint16_t half[NODE_HEAD_DIM_MAX], *k = node_page_k(page, layer, head) + slot;
+    float *key = eng->k + row * eng->kv_stride + (size_t)head * d;
+    node_rotate_heads(eng, row, key, 1, eng->w.layers[layer].k_norm);
+    uint32_t over = eng->ops->to_f16(key, d, half);
+    for (uint32_t i = 0; i < d; i++)
+        k[(size_t)i * NODE_TILE] = half[i];
+    over += eng->ops->to_f16(eng->v + row * eng->kv_stride + (size_t)head * d, d,
+                             node_page_v(page, layer, head) + (size_t)slot * d);
     if (over != 0) /* relaxed: a statistic */
         atomic_fetch_add_explicit(&eng->saturations, over, memory_order_relaxed);
+}
+
+void node_rope_store(node_pass_t *pass, uint32_t layer, uint32_t row)
+{
+    node_engine_t *eng = pass->eng;
+    node_rotate_heads(eng, row, eng->q + row * eng->q_stride, eng->info.n_head, eng->w.layers[layer].q_norm);
+    for (uint32_t h = 0; h < eng->info.n_kv_head; h++)
+        node_store_kv(eng, layer, row, node_block_of(pass, row), h);
 }
 
 static void row_attn_out(node_pass_t *pass, uint32_t layer, uint32_t row)
@@ -229,10 +175,10 @@ static void kv_part(node_pass_t *pass, uint32_t layer, uint32_t thread)
     show(pass, thread, NODE_CAP_HIDDEN, layer, eng->x, eng->model_stride, n, NULL);
     show(pass, thread, NODE_CAP_RESID, layer, eng->x, eng->model_stride, n, NULL);
     show(pass, thread, NODE_CAP_X, layer, eng->act_model.x, eng->act_model.stride, n, NULL);
-    const target_t qkv[] = {
+    const node_target_t qkv[] = {
         {&w->q, eng->q, eng->q_stride}, {&w->k, eng->k, eng->kv_stride}, {&w->v, eng->v, eng->kv_stride}};
-    linear(pass, &eng->act_model, 0, n, qkv, 3);
-    each_row(pass, layer, 0, n, row_rope);
+    node_linear(pass, &eng->act_model, 0, n, qkv, 3);
+    each_row(pass, layer, 0, n, node_rope_store);
     show(pass, thread, NODE_CAP_Q, layer, eng->q, eng->q_stride, n, NULL);
     show(pass, thread, NODE_CAP_K, layer, eng->k, eng->kv_stride, n, NULL);
     show(pass, thread, NODE_CAP_V, layer, eng->v, eng->kv_stride, n, NULL);
@@ -245,35 +191,18 @@ static void rest_part(node_pass_t *pass, uint32_t layer, uint32_t first, uint32_
     node_engine_t *eng = pass->eng;
     const node_layer_t *w = &eng->w.layers[layer];
     uint32_t end = pass->n_rows;
-    node_attend_layer(pass, layer, (uint32_t)(block_of(pass, first) - eng->blocks), thread);
+    node_attend_layer(pass, layer, (uint32_t)(node_block_of(pass, first) - eng->blocks), thread);
     if (pass->streams)
         node_stream_release(pass, thread);
     each_row(pass, layer, first, end, row_attn_out);
-    const target_t o = {&w->o, eng->y, eng->model_stride};
-    linear(pass, &eng->act_attn, first, end, &o, 1);
+    const node_target_t o = {&w->o, eng->y, eng->model_stride};
+    node_linear(pass, &eng->act_attn, first, end, &o, 1);
     each_row(pass, layer, first, end, row_ffn_norm);
-    const target_t up[] = {{&w->gate, eng->gate, eng->ffn_stride}, {&w->up, eng->up, eng->ffn_stride}};
-    linear(pass, &eng->act_model, first, end, up, 2);
+    const node_target_t up[] = {{&w->gate, eng->gate, eng->ffn_stride}, {&w->up, eng->up, eng->ffn_stride}};
+    node_linear(pass, &eng->act_model, first, end, up, 2);
     each_row(pass, layer, first, end, row_gate);
-    const target_t down = {&w->down, eng->y, eng->model_stride};
-    linear(pass, &eng->act_ffn, first, end, &down, 1);
-}
-
-static const node_matrix_t *logits_of(const node_pass_t *pass, uint32_t want)
-{
-    const node_kv_t *kv = pass->rows[pass->eng->want[want]].kv;
-    return kv->part != NULL ? &kv->part->m : &pass->eng->w.logits;
-}
-
-/* Logits, for runs of rows that want those of the same tokens. */
-static void project(node_pass_t *pass)
-{
-    for (uint32_t i = 0, end; i < pass->n_want; i = end) {
-        const target_t logits = {logits_of(pass, i), pass->logits, pass->eng->info.n_vocab};
-        for (end = i + 1; end < pass->n_want && logits_of(pass, end) == logits.m; end++)
-            ;
-        linear(pass, &pass->eng->act_model, i, end, &logits, 1);
-    }
+    const node_target_t down = {&w->down, eng->y, eng->model_stride};
+    node_linear(pass, &eng->act_ffn, first, end, &down, 1);
 }
 
 void node_forward_worker(void *arg, uint32_t thread)
@@ -303,7 +232,7 @@ void node_forward_worker(void *arg, uint32_t thread)
     show(pass, thread, NODE_CAP_NORMED, eng->info.n_layer, eng->act_model.x, eng->act_model.stride, pass->n_want,
          eng->want);
     if (pass->logits != NULL)
-        project(pass);
+        node_project(pass, &eng->act_model);
 }
 
 /* ---- the call ---- */
@@ -405,7 +334,7 @@ vc_status_t node_forward(node_engine_t *eng, const node_row_t *rows, uint32_t n_
             node_stream_abort(&pass);
             return vc_err_set(err, VC_ERR_NOMEM, "no memory for the KV of %u rows", run_length(rows, n_rows, i));
         }
-    node_team_run(eng->team, node_forward_worker, &pass);
+    node_team_run(eng->team, node_few_fits(&pass) ? node_few_worker : node_forward_worker, &pass);
     if (pass.status != VC_OK)
         return undo(&pass);
     for (uint32_t i = 0; i < n_rows; i++)
