@@ -344,7 +344,7 @@ INLINE void attend_coded_block(const node_attn_t *a, uint32_t q0, const node_cod
         channel_scores(a, q0, f, tile, nq, bits);
     else
         coded_scores(a, q0, f, q + q0, tile, nq, bits);
-    softmax_block(a, q0, factor, nq);
+    softmax_block(a, q0, factor, nq, seen_by_all(a, q0, nq) == NODE_ATTN_TILE);
     for (int n = 0; n < nq; n++)
         if (a->n_valid[q0 + (uint32_t)n] == 0) /* the softmax has left its scores in place */
             memset(a->p + ((size_t)q0 + (uint32_t)n) * NODE_ATTN_TILE, 0, NODE_ATTN_TILE * sizeof *a->p);

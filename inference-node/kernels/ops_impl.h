@@ -256,6 +256,15 @@ INLINE void scores_block(const node_attn_t *a, uint32_t q0, const uint16_t *k, c
         scores_of_dim(a, q0, k, ahead, a->head_dim, nq, ns);
 }
 
+/* How many tokens of the tile all queries of the block see. */
+INLINE uint32_t seen_by_all(const node_attn_t *a, uint32_t q0, const int nq)
+{
+    uint32_t n = NODE_ATTN_TILE;
+    for (int q = 0; q < nq; q++)
+        n = a->n_valid[q0 + (uint32_t)q] < n ? a->n_valid[q0 + (uint32_t)q] : n;
+    return n;
+}
+
 INLINE v16 seen_scores(const float *p, uint32_t i, uint32_t n)
 {
     v16 s = v16_load(p + i * 16);
@@ -264,14 +273,14 @@ INLINE v16 seen_scores(const float *p, uint32_t i, uint32_t n)
 
 /* Online softmax of a block of queries over the tile: scores become probabilities, masked ones +0. factor: what the
  * earlier outputs are rescaled with. Queries that see nothing keep their state and their scores. Maxima, sums and
- * factors of the block are lanes of one vector. */
-APART void softmax_block(const node_attn_t *a, uint32_t q0, float *factor, const int nq)
+ * factors of the block are lanes of one vector. all: every query sees the whole tile. */
+INLINE void softmax_rows(const node_attn_t *a, uint32_t q0, float *factor, const int nq, const bool all)
 {
     v16 x[ATTN_NQ];
     float m[16], l[16];
     for (int q = 0; q < nq; q++) {
         const float *p = a->p + (q0 + (size_t)q) * NODE_ATTN_TILE;
-        const uint32_t n = a->n_valid[q0 + (uint32_t)q];
+        const uint32_t n = all ? NODE_ATTN_TILE : a->n_valid[q0 + (uint32_t)q];
         x[q] = v16_max(v16_max(seen_scores(p, 0, n), seen_scores(p, 1, n)),
                        v16_max(seen_scores(p, 2, n), seen_scores(p, 3, n)));
     }
@@ -280,7 +289,7 @@ APART void softmax_block(const node_attn_t *a, uint32_t q0, float *factor, const
     v16_store(m, top);
     for (int q = 0; q < nq; q++) {
         float *p = a->p + (q0 + (size_t)q) * NODE_ATTN_TILE;
-        const uint32_t n = a->n_valid[q0 + (uint32_t)q];
+        const uint32_t n = all ? NODE_ATTN_TILE : a->n_valid[q0 + (uint32_t)q];
         if (n == 0)
             continue;
         v16 s[4];
@@ -290,8 +299,14 @@ APART void softmax_block(const node_attn_t *a, uint32_t q0, float *factor, const
         }
         x[q] = v16_add(v16_add(s[0], s[1]), v16_add(s[2], s[3]));
     }
-    v16_store(l, v16_fma(v16_load_n(a->l + q0, (uint32_t)nq), f, v16_sum_each(x, nq)));
+    const v16 sum = v16_fma(v16_load_n(a->l + q0, (uint32_t)nq), f, v16_sum_each(x, nq));
     v16_store_n(factor, f, (uint32_t)nq);
+    if (all) {
+        v16_store_n(a->m + q0, top, (uint32_t)nq);
+        v16_store_n(a->l + q0, sum, (uint32_t)nq);
+        return;
+    }
+    v16_store(l, sum);
     for (int q = 0; q < nq; q++) {
         if (a->n_valid[q0 + (uint32_t)q] == 0) {
             factor[q] = 1.0f;
@@ -302,31 +317,46 @@ APART void softmax_block(const node_attn_t *a, uint32_t q0, float *factor, const
     }
 }
 
-/* Tokens that a query does not see are not touched at all: their V cannot reach it, not even as 0 times NaN. */
+APART void softmax_block(const node_attn_t *a, uint32_t q0, float *factor, const int nq, bool all)
+{
+    if (all)
+        softmax_rows(a, q0, factor, nq, true);
+    else
+        softmax_rows(a, q0, factor, nq, false);
+}
+
+/* What each query sees beyond the first `common` tokens. Tokens that it does not see are not touched at all: their V
+ * cannot reach it, not even as 0 times NaN. */
+APART void outputs_rest(const node_attn_t *a, uint32_t q0, const uint16_t *v, uint32_t common, const int nq)
+{
+    for (uint32_t q = q0; q < q0 + (uint32_t)nq; q++) {
+        const uint32_t n = a->n_valid[q] - common;
+        for (uint32_t dim = 0; dim < a->head_dim && n > 0; dim += 16) {
+            float *o = a->o + (size_t)q * a->head_dim + dim;
+            v16 acc[ATTN_NQ][ATTN_NS];
+            acc[0][0] = v16_load(o);
+            chains(acc, v + (size_t)common * a->head_dim + dim, NULL, (share_t){0}, a->head_dim,
+                   a->p + (size_t)q * NODE_ATTN_TILE + common, NODE_ATTN_TILE, n, false, 1, 1);
+            v16_store(o, acc[0][0]);
+        }
+    }
+}
+
+/* Over the first `common` tokens. */
 INLINE void outputs_block(const node_attn_t *a, uint32_t q0, const float *factor, uint32_t dim, const uint16_t *v,
-                          const uint16_t *ahead, const int nq, const int ns)
+                          const uint16_t *ahead, uint32_t common, const int nq, const int ns)
 {
     v16 acc[ATTN_NQ][ATTN_NS];
-    const share_t share = share_of(a, q0, (uint32_t)nq, NODE_ATTN_TILE);
-    uint32_t common = NODE_ATTN_TILE;
     for (int q = 0; q < nq; q++) {
-        float *o = a->o + (q0 + (size_t)q) * a->head_dim + dim;
+        const float *o = a->o + (q0 + (size_t)q) * a->head_dim + dim;
         v16 f = v16_set1(factor[q]);
         for (int s = 0; s < ns; s++)
             acc[q][s] = v16_mul(v16_load(o + (size_t)s * 16), f);
-        if (a->n_valid[q0 + (uint32_t)q] < common)
-            common = a->n_valid[q0 + (uint32_t)q];
     }
-    const float *p = a->p + (size_t)q0 * NODE_ATTN_TILE;
-    chains(acc, v + dim, ahead != NULL ? ahead + dim : NULL, share, a->head_dim, p, NODE_ATTN_TILE, common, a->once, nq,
-           ns);
+    chains(acc, v + dim, ahead != NULL ? ahead + dim : NULL, share_of(a, q0, (uint32_t)nq, NODE_ATTN_TILE), a->head_dim,
+           a->p + (size_t)q0 * NODE_ATTN_TILE, NODE_ATTN_TILE, common, a->once, nq, ns);
     for (int q = 0; q < nq; q++) {
         float *o = a->o + (q0 + (size_t)q) * a->head_dim + dim;
-        uint32_t n = a->n_valid[q0 + (uint32_t)q] - common;
-        const uint16_t *rest = v + dim + (size_t)common * a->head_dim;
-        if (n > 0)
-            chains(&acc[q], rest, NULL, share, a->head_dim, p + (size_t)q * NODE_ATTN_TILE + common, NODE_ATTN_TILE, n,
-                   false, 1, ns);
         for (int s = 0; s < ns; s++)
             v16_store(o + (size_t)s * 16, acc[q][s]);
     }
@@ -338,13 +368,16 @@ INLINE void attend_block(const node_attn_t *a, uint32_t q0, const uint16_t *k, c
 {
     float factor[ATTN_NQ];
     const uint16_t *next_k = ASKS_BLOCK(q0) ? a->next_k : NULL, *next_v = ASKS_BLOCK(q0) ? a->next_v : NULL;
+    const uint32_t common = seen_by_all(a, q0, nq);
     scores_block(a, q0, k, next_k, nq, ns);
-    softmax_block(a, q0, factor, nq);
+    softmax_block(a, q0, factor, nq, common == NODE_ATTN_TILE);
     uint32_t dim = 0;
     for (; dim + 16 * (uint32_t)ns <= a->head_dim; dim += 16 * (uint32_t)ns)
-        outputs_block(a, q0, factor, dim, v, next_v, nq, ns);
+        outputs_block(a, q0, factor, dim, v, next_v, common, nq, ns);
     for (; dim < a->head_dim; dim += 16)
-        outputs_block(a, q0, factor, dim, v, next_v, nq, 1);
+        outputs_block(a, q0, factor, dim, v, next_v, common, nq, 1);
+    if (common < NODE_ATTN_TILE)
+        outputs_rest(a, q0, v, common, nq);
 }
 
 static void attend(const node_attn_t *a, const uint16_t *k, const uint16_t *v)
