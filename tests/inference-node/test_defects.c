@@ -57,7 +57,7 @@ Test(defects, every_test_that_the_table_names_exists)
     }
     cr_expect_gt(n, N_DEFECTS);
     for (int d = 1; d <= N_DEFECTS; d++) {
-        char row[16];
+        char row[20];
         snprintf(row, sizeof(row), "\n| %d | ", d);
         cr_expect_not_null(strstr(table, row), "defect %d has no line", d);
     }

@@ -440,7 +440,7 @@ Test(rotatekv_golden, sinks_are_the_tokens_of_the_largest_residuals)
 {
     golden_t *g = golden_open("rotatekv");
     for (int i = 0; i < 4; i++) {
-        char name[16];
+        char name[20];
         snprintf(name, sizeof(name), "sinks_%d", i);
         golden_case_t c = golden_case(g, name);
         golden_tensor_t r = golden_in(&c, "r"), want = golden_out(&c, "sinks");
