@@ -27,24 +27,6 @@ uint32_t node_cascade_choose(const node_cascade_t *c, const node_proposal_t *pro
     return k;
 }
 
-double node_cascade_expect(const node_cascade_t *c, const node_proposal_t *proposals, uint32_t k, double *us_p)
-{
-    double tokens = 1, p = 1;
-    for (uint32_t i = 0; i < k; i++)
-        tokens += p *= proposals[i].chance;
-    *us_p = c->one_us * cost_of(c, 1 + k);
-    return tokens;
-}
-
-void node_cascade_seed(node_cascade_t *c, double one_us, uint32_t n_rows, double wide_us)
-{
-    if (c->one_us > 0 || one_us <= 0)
-        return;
-    double row = (wide_us / one_us - 1) / ((double)n_rows - 1);
-    c->one_us = one_us;
-    c->row = row > ROW_MIN ? row : ROW_MIN;
-}
-
 /* Towards a new mean, of which one measurement moves no more than ODD times. */
 static double blend(double mean, double value)
 {

@@ -30,10 +30,6 @@ typedef struct node_cascade {
 void node_cascade_init(node_cascade_t *c, bool measured);
 /* How many of the n proposals are worth a row. */
 uint32_t node_cascade_choose(const node_cascade_t *c, const node_proposal_t *proposals, uint32_t n);
-/* Tokens that a pass over one row and the first k proposals is expected to give. *us_p: its time, 0: not known. */
-double node_cascade_expect(const node_cascade_t *c, const node_proposal_t *proposals, uint32_t k, double *us_p);
-/* Costs from elsewhere, to begin with: passes of one row and of n_rows > 1. Nothing where a pass was measured. */
-void node_cascade_seed(node_cascade_t *c, double one_us, uint32_t n_rows, double wide_us);
 /* A pass of n_rows in all, n_proposals of them proposals, gave n_tokens; us: its time, 0 where it was not measured. */
 void node_cascade_end(node_cascade_t *c, uint32_t n_rows, uint32_t n_proposals, uint32_t n_tokens, double us);
 

@@ -11,7 +11,12 @@ static const double prior[NODE_LENGTH_BINS] = {0.55, 0.6, 0.65, 0.7, 0.8, 0.85, 
 #define PRIOR_WEIGHT 4.0
 #define KEEP_CHANCE 0.997 /* of the history per observation: long runs need chances near 1 told apart */
 #define KEEP_UNSEEN 0.998 /* of it per round without drafts: what was learned grows old */
+#define KEEP_TRUST 0.95   /* of hoped and real times per round that drafts */
+#define FADE_TRUST 0.99   /* of them per other round: a second chance comes */
+#define TRUST_PASSES 8.0  /* plain passes in which all was as hoped, to begin with */
 #define KEEP_COST 0.8     /* of a mean cost per measurement */
+#define COST_AGE 32u      /* rounds that told nothing of a width: */
+#define FADE_COST 0.01    /* of the way to what the other widths say per further one */
 #define LINK_BOUND 0.5    /* over expectation by this share */
 #define COST_OUTLIER 2.0  /* a measurement counts as at most this many times the mean so far */
 #define KEEP_RATE 0.98    /* of the rate's totals per round */
@@ -144,11 +149,11 @@ typedef struct {
     uint32_t n;
 } curve_t;
 
-/* What a pass of bucket i's full width should take, by the measured one nearest to it: as much more than expected; one
- * that is far over waits for a link, and then the longer of link and expectation counts. */
-static double by_nearest(const node_length_t *l, uint32_t i)
+/* What a pass of so many rows, of bucket i, should take by the measured bucket nearest to it: as much more than
+ * expected; one that is far over waits for a link, and then the longer of link and expectation counts. */
+static double by_nearest(const node_length_t *l, uint32_t i, double n_rows)
 {
-    double expected = l->expected.verify_us[i];
+    double expected = expected_us(&l->expected, n_rows);
     for (uint32_t d = 1; d < NODE_LENGTH_COSTS; d++)
         for (int side = 0; side < 2; side++) {
             uint32_t j = side ? i + d : i - d; /* below 0: wraps, and is too great */
@@ -170,7 +175,7 @@ static void make_curve(const node_length_t *l, curve_t *c)
         double rows = l->cost_rows[i], us = l->cost_us[i];
         if (us <= 0 && expects(l)) {
             rows = 1u << i;
-            us = by_nearest(l, i);
+            us = by_nearest(l, i, rows);
         }
         if (us <= 0)
             continue;
@@ -226,19 +231,38 @@ static void blend(double *mean, double value, double expected)
     *mean += (1 - KEEP_COST) * (value - *mean);
 }
 
-static void learn_costs(node_length_t *l, const node_length_round_t *r)
+static void learn_pass(node_length_t *l, double n_rows, double us)
 {
-    if (r->n_drafts && r->draft_us > 0)
-        blend(&l->draft_us, r->draft_us / r->n_drafts, l->expected.draft_us);
-    if (r->verify_us <= 0)
+    uint32_t b = cost_bucket((uint32_t)n_rows);
+    if (us <= 0)
         return;
-    uint32_t b = cost_bucket(r->n_drafts + 1);
-    bool first = l->cost_us[b] <= 0;
-    if (first)
-        l->cost_rows[b] = r->n_drafts + 1.0;
+    if (l->cost_us[b] <= 0)
+        l->cost_rows[b] = n_rows;
     else
-        l->cost_rows[b] += (1 - KEEP_COST) * (r->n_drafts + 1.0 - l->cost_rows[b]);
-    blend(&l->cost_us[b], r->verify_us, 0);
+        l->cost_rows[b] += (1 - KEEP_COST) * (n_rows - l->cost_rows[b]);
+    blend(&l->cost_us[b], us, 0);
+    l->cost_age[b] = 0;
+    bool link = l->cost_us[0] > (1 + LINK_BOUND) * l->expected.verify_us[0];
+    for (uint32_t i = 0; i < NODE_LENGTH_COSTS; i++) /* odd times are not held against a width for ever */
+        if (l->cost_us[i] > 0 && l->cost_age[i]++ > COST_AGE && expects(l) && !link)
+            l->cost_us[i] += FADE_COST * (by_nearest(l, i, l->cost_rows[i]) - l->cost_us[i]);
+}
+
+/* ---- trust ---- */
+
+double node_length_trust(const node_length_t *l)
+{
+    double sure = TRUST_PASSES * (l->cost_us[0] > 0 ? l->cost_us[0] : 1);
+    double trust = (sure + l->hoped_us) / (sure + l->real_us);
+    return trust < 1 ? trust : 1;
+}
+
+static void learn_trust(node_length_t *l, const node_length_round_t *r)
+{
+    bool drafted = r->n_drafts && l->hoped_rate > 0;
+    double keep = drafted ? KEEP_TRUST : FADE_TRUST;
+    l->hoped_us = keep * l->hoped_us + (drafted ? r->n_tokens / l->hoped_rate : 0);
+    l->real_us = keep * l->real_us + (drafted ? r->draft_us + r->verify_us : 0);
 }
 
 /* ---- the rule ---- */
@@ -257,26 +281,33 @@ static double best_rate(const node_length_t *l, bool always_right)
     return best;
 }
 
-/* Do further drafts pay, some number of them, when n are there and all of those are accepted with chance p? */
-static bool pays(const node_length_t *l, uint32_t n, double p)
+/* Do further drafts pay, some number of them, when n are there and all of those are accepted with chance p? The first
+ * n_ready of them take no time. */
+static bool pays(const node_length_t *l, uint32_t n, double p, uint32_t n_ready)
 {
     double mean = node_length_mean_chance(l), draft_us = node_length_draft_us(l), tokens = 0;
     for (uint32_t x = n + 1; x <= l->max_draft; x++) {
+        uint32_t steps = x - n > n_ready ? x - n - n_ready : 0;
         p *= mean;
         tokens += p;
-        if (tokens >= l->best_rate * ((x - n) * draft_us + l->pass_us[x + 1] - l->pass_us[n + 1]))
+        if (tokens >= l->best_rate * (steps * draft_us + l->pass_us[x + 1] - l->pass_us[n + 1]))
             return true;
     }
     return false;
 }
 
-/* What a round of x drafts is expected to cost beyond plain decoding of the tokens that it commits. */
-static double loss_us(const node_length_t *l, uint32_t x)
+static double round_tokens(const node_length_t *l, uint32_t x)
 {
     double mean = node_length_mean_chance(l), tokens = 1, p = 1;
     for (uint32_t i = 0; i < x; i++)
         tokens += p *= mean;
-    return x * node_length_draft_us(l) + l->pass_us[x + 1] - tokens * l->pass_us[1];
+    return tokens;
+}
+
+/* What a round of x drafts is expected to cost beyond the tokens that it commits made in the other way. */
+static double loss_us(const node_length_t *l, uint32_t x)
+{
+    return x * node_length_draft_us(l) + l->pass_us[x + 1] - round_tokens(l, x) / l->beside_rate;
 }
 
 /* The cheapest probe, once there is credit for what it will lose. */
@@ -291,29 +322,41 @@ static bool begin_probe(node_length_t *l)
         l->n_probe = 1;
     else if (l->probe_credit_us >= loss_us(l, best))
         l->n_probe = best;
+    l->hoped_rate = round_tokens(l, best) / (best * node_length_draft_us(l) + l->pass_us[best + 1]);
     return l->n_probe > 0;
 }
 
-bool node_length_begin(node_length_t *l)
+bool node_length_prepare(node_length_t *l)
 {
     curve_t c;
     l->n_round = 0;
     l->p_all = 1;
     l->n_probe = 0;
+    l->hoped_rate = 0;
     make_curve(l, &c);
     if (!l->max_draft || l->cost_us[0] <= 0)
         return false;
     for (uint32_t rows = 1; rows < l->max_draft + 2; rows++)
         l->pass_us[rows] = curve_at(&c, rows);
-    double plain = 1 / l->pass_us[1], now = l->sum_us > 0 ? l->sum_tokens / l->sum_us : 0;
+    l->beside_rate = 1 / l->pass_us[1];
+    return true;
+}
+
+bool node_length_begin_beside(node_length_t *l, double other_rate)
+{
+    double now = l->sum_us > 0 ? l->sum_tokens / l->sum_us : 0;
     double best = best_rate(l, false);
+    l->beside_rate = other_rate > l->beside_rate ? other_rate : l->beside_rate;
     l->best_rate = best > now ? best : now;
-    if (node_length_draft_us(l) > 0 && best >= CAUTION * plain && pays(l, 0, 1))
+    l->hoped_rate = best;
+    if (node_length_draft_us(l) > 0 && best * node_length_trust(l) >= CAUTION * l->beside_rate && pays(l, 0, 1, 0))
         return true;
     return begin_probe(l);
 }
 
-bool node_length_more(node_length_t *l, double margin)
+bool node_length_begin(node_length_t *l) { return node_length_prepare(l) && node_length_begin_beside(l, 0); }
+
+bool node_length_more_ready(node_length_t *l, double margin, uint32_t n_ready)
 {
     if (l->n_round >= l->max_draft)
         return false;
@@ -324,24 +367,42 @@ bool node_length_more(node_length_t *l, double margin)
         return false;
     if (l->n_probe)
         return l->n_round < l->n_probe;
-    return pays(l, l->n_round, l->p_all);
+    return pays(l, l->n_round, l->p_all, n_ready);
+}
+
+bool node_length_more(node_length_t *l, double margin) { return node_length_more_ready(l, margin, 0); }
+
+/* Credit for probes, by a round without any drafts of its own. */
+static void save_up(node_length_t *l, double us)
+{
+    double plain_us = node_length_verify_us(l, 1);
+    bool hopeless = l->draft_us > 0 && best_rate(l, true) < CAUTION * l->beside_rate;
+    l->probe_credit_us += us * (hopeless ? PROBE_SHARE_HOPELESS : PROBE_SHARE);
+    if (l->probe_credit_us > PROBE_CREDIT * plain_us)
+        l->probe_credit_us = PROBE_CREDIT * plain_us;
+    forget(l);
 }
 
 void node_length_end(node_length_t *l, const node_length_round_t *r)
 {
     learn_chances(l, r);
-    learn_costs(l, r);
+    learn_trust(l, r);
+    if (r->n_drafts && r->draft_us > 0)
+        blend(&l->draft_us, r->draft_us / r->n_drafts, l->expected.draft_us);
+    learn_pass(l, r->n_drafts + 1.0, r->verify_us);
     l->sum_tokens = l->sum_tokens * KEEP_RATE + r->n_tokens;
     l->sum_us = l->sum_us * KEEP_RATE + r->draft_us + r->verify_us;
-    double plain_us = node_length_verify_us(l, 1);
-    if (l->n_probe)
-        l->probe_credit_us -= r->draft_us + r->verify_us - r->n_tokens * plain_us;
-    if (!r->n_drafts) {
-        bool hopeless = l->draft_us > 0 && best_rate(l, true) * plain_us < CAUTION;
-        l->probe_credit_us += r->verify_us * (hopeless ? PROBE_SHARE_HOPELESS : PROBE_SHARE);
-        forget(l);
-    }
-    if (l->probe_credit_us > PROBE_CREDIT * plain_us)
-        l->probe_credit_us = PROBE_CREDIT * plain_us;
+    if (!r->n_drafts)
+        save_up(l, r->verify_us);
+    else if (l->n_probe)
+        l->probe_credit_us -= r->draft_us + r->verify_us - r->n_tokens / l->beside_rate;
+    l->n_round = 0;
+}
+
+void node_length_end_elsewhere(node_length_t *l, uint32_t n_rows, double verify_us)
+{
+    learn_trust(l, &(node_length_round_t){0});
+    learn_pass(l, n_rows, verify_us);
+    save_up(l, verify_us);
     l->n_round = 0;
 }

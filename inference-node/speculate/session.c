@@ -1,20 +1,16 @@
 /* Draft, verify, commit in one process. Timing decides how many tokens are drafted and never what is committed. */
 #include "speculate/session.h"
 
-#include "speculate/cascade.h"
+#include "speculate/choice.h"
 #include "vc/mem.h"
-
-#define SEED_ROWS 8u  /* the width whose expected cost stands for that of a further row */
-#define KEEP_RATE 0.9 /* of the totals per round */
 
 struct node_session {
     node_session_opts_t opt;
     node_verifier_t *v; /* the caller's */
     node_drafter_t *d;
     node_length_t length;
-    node_cascade_t direct;        /* proposals of the source for the verifier alone */
-    bool is_direct;               /* the drafts of this round are such */
-    double drafted, drafted_us;   /* decayed totals of the other rounds with drafts: tokens and time */
+    node_choice_t choice;
+    node_choice_kind_t kind;      /* of this round, with an automatic length */
     node_body_t *body;            /* one reference; NULL: no compressed body */
     uint32_t *drafts;             /* [max_draft] */
     uint32_t max_draft, n_tokens; /* tokens: when a round was last begun */
@@ -33,7 +29,7 @@ vc_status_t node_session_create(const node_session_opts_t *opts, const node_draf
     if (!s)
         return vc_err_set(err, VC_ERR_NOMEM, "session: out of memory");
     s->opt = *opts;
-    node_cascade_init(&s->direct, true);
+    node_choice_init(&s->choice);
     s->v = v;
     s->max_draft = drafter_opts->max_draft;
     node_length_init(&s->length, s->max_draft);
@@ -67,43 +63,23 @@ void node_session_destroy(node_session_t *s)
     vc_free(s);
 }
 
-static bool begin(node_session_t *s)
+/* What this round is; with NODE_CHOICE_SOURCE the proposals are its drafts. */
+static vc_status_t choose(node_session_t *s, uint32_t useful, uint32_t *n_p, vc_err_t *err)
 {
+    node_proposal_t proposals[NODE_SOURCE_MAX];
     node_verifier_tokens(s->v, &s->n_tokens);
     if (s->opt.costs) {
         node_length_costs_t costs;
         node_costs_at(s->opt.costs, s->n_tokens, s->body, s->opt.name, &costs);
         node_length_expect(&s->length, &costs);
     }
-    node_cascade_seed(&s->direct, node_length_verify_us(&s->length, 1), SEED_ROWS,
-                      node_length_verify_us(&s->length, SEED_ROWS));
-    return s->body && node_length_begin(&s->length);
-}
-
-/* Tokens per microsecond to expect of rounds that draft: what they came to of late, where that is less than hoped for.
- */
-static double drafting_rate(const node_session_t *s)
-{
-    double hoped = s->length.best_rate, was = s->drafted_us > 0 ? s->drafted / s->drafted_us : hoped;
-    return was < hoped ? was : hoped;
-}
-
-/* What the source proposes, as far as it pays in a verify pass and, where drafting pays too, more than that. */
-static vc_status_t propose(node_session_t *s, uint32_t useful, bool drafting, uint32_t *n_p, vc_err_t *err)
-{
-    node_proposal_t proposals[NODE_SOURCE_MAX];
     vc_status_t st = node_drafter_drop(s->d, err); /* the source goes on behind what is committed */
     if (st != VC_OK)
         return st;
     uint32_t n = node_drafter_propose(s->d, VC_MIN(useful, NODE_SOURCE_MAX), proposals);
-    n = node_cascade_choose(&s->direct, proposals, n);
-    double us, tokens = node_cascade_expect(&s->direct, proposals, n, &us);
-    if (!n || (drafting && (s->length.n_probe || tokens < drafting_rate(s) * us)))
-        return VC_OK;
-    for (uint32_t i = 0; i < n; i++)
+    s->kind = node_choice_begin(&s->choice, &s->length, s->body != NULL, proposals, n, n_p);
+    for (uint32_t i = 0; i < *n_p; i++)
         s->drafts[i] = proposals[i].token;
-    s->is_direct = true;
-    *n_p = n;
     return VC_OK;
 }
 
@@ -115,7 +91,7 @@ static vc_status_t draft_with_margins(node_session_t *s, uint32_t useful, uint32
         if (st != VC_OK)
             return st;
         s->drafts[(*n_p)++] = pick.token;
-    } while (node_length_more(&s->length, pick.margin) && *n_p < useful);
+    } while (node_length_more_ready(&s->length, pick.margin, node_drafter_n_ready(s->d)) && *n_p < useful);
     return VC_OK;
 }
 
@@ -125,13 +101,12 @@ static vc_status_t draft(node_session_t *s, uint32_t *n_p, vc_err_t *err)
     uint32_t useful = VC_MIN(node_verifier_max_useful(s->v), s->max_draft);
     bool adaptive = s->opt.draft_length == NODE_DRAFT_AUTO;
     *n_p = 0;
-    s->is_direct = false;
+    s->kind = NODE_CHOICE_COPY;
     if (!useful || !s->opt.draft_length)
         return VC_OK;
     if (adaptive) {
-        bool drafting = begin(s);
-        vc_status_t st = propose(s, useful, drafting, n_p, err);
-        if (st != VC_OK || s->is_direct || !drafting)
+        vc_status_t st = choose(s, useful, n_p, err);
+        if (st != VC_OK || s->kind != NODE_CHOICE_COPY)
             return st;
     }
     vc_status_t st = node_drafter_share(s->d, node_verifier_kv(s->v), err);
@@ -141,16 +116,19 @@ static vc_status_t draft(node_session_t *s, uint32_t *n_p, vc_err_t *err)
                     : node_drafter_draft(s->d, VC_MIN(s->opt.draft_length, useful), s->drafts, NULL, n_p, err);
 }
 
-/* What the round tells of the source's proposals in the verify pass, and of drafting. */
 static void learn(node_session_t *s, const node_verdict_t *v, double draft_us, double verify_us)
 {
-    if (v->n_drafts && !s->is_direct) {
-        s->drafted = KEEP_RATE * s->drafted + v->n_tokens;
-        s->drafted_us = KEEP_RATE * s->drafted_us + draft_us + verify_us;
+    node_choice_end(&s->choice, v->tokens, v->n_tokens);
+    if (!v->n_drafts || s->kind != NODE_CHOICE_SOURCE) {
+        node_length_end(&s->length, &(node_length_round_t){.n_drafts = v->n_drafts,
+                                                           .n_accepted = v->n_accepted,
+                                                           .n_tokens = v->n_tokens,
+                                                           .draft_us = draft_us,
+                                                           .verify_us = verify_us});
         return;
     }
-    node_cascade_end(&s->direct, v->n_drafts + 1, v->n_drafts, v->n_tokens, verify_us);
-    s->stats.n_source_rounds += s->is_direct;
+    node_length_end_elsewhere(&s->length, v->n_drafts + 1, verify_us);
+    s->stats.n_source_rounds++;
     s->stats.source_proposed += v->n_drafts;
     s->stats.source_accepted += v->n_accepted;
 }
@@ -172,11 +150,6 @@ vc_status_t node_session_round(node_session_t *s, node_verdict_t *verdict_p, vc_
     s->stats.verify_us += t2 - t1;
     s->stats.n_plain_rounds += !n;
     learn(s, verdict_p, (double)(t1 - t0), (double)(t2 - t1));
-    node_length_end(&s->length, &(node_length_round_t){.n_drafts = verdict_p->n_drafts,
-                                                       .n_accepted = verdict_p->n_accepted,
-                                                       .n_tokens = verdict_p->n_tokens,
-                                                       .draft_us = s->is_direct ? 0 : (double)(t1 - t0),
-                                                       .verify_us = (double)(t2 - t1)});
     return VC_OK;
 }
 

@@ -107,27 +107,6 @@ Test(cascade, measured_passes_begin_plain_and_are_plain_now_and_then)
     cr_assert_eq(plain, 10);
 }
 
-Test(cascade, expectations_follow_from_chances_and_from_costs_that_were_given)
-{
-    node_cascade_t c;
-    node_proposal_t p[NODE_SOURCE_MAX];
-    double us;
-    node_cascade_init(&c, true);
-    fill(p, 0.5);
-    cr_assert_float_eq(node_cascade_expect(&c, p, 3, &us), 1.875, 1e-12);
-    cr_assert_eq(us, 0);
-    node_cascade_seed(&c, 0, 8, 0); /* nothing is known elsewhere either */
-    cr_assert_eq(node_cascade_choose(&c, p, NODE_SOURCE_MAX), 0);
-    node_cascade_seed(&c, 1000, 8, 1700);
-    cr_assert_float_eq(node_cascade_expect(&c, p, 0, &us), 1, 1e-12);
-    cr_assert_float_eq(us, 1000, 1e-9);
-    node_cascade_expect(&c, p, 4, &us);
-    cr_assert_float_eq(us, 1400, 1e-9);
-    cr_assert_eq(node_cascade_choose(&c, p, NODE_SOURCE_MAX), 3);
-    node_cascade_seed(&c, 5000, 2, 9000); /* it has costs of its own by now */
-    cr_assert_eq(c.one_us, 1000);
-}
-
 Test(cascade, passes_that_are_no_steps_tell_nothing)
 {
     node_cascade_t c, same;
