@@ -129,9 +129,19 @@ static void release(member_t *m)
         node_page_put(m->pages[i]);
     vc_free(m->pages);
     node_drafter_destroy(m->d);
+    node_source_destroy(m->source);
     node_body_put(m->body);
     node_verifier_destroy(m->v);
     *m = (member_t){.picks = picks};
+}
+
+static void count_source(node_batch_t *b, const member_t *m)
+{
+    node_drafter_stats_t s = {0};
+    if (m->d != NULL)
+        node_drafter_stats(m->d, &s);
+    b->info.source_proposed += m->direct_proposed + s.n_proposed;
+    b->info.source_accepted += m->direct_accepted + s.n_accepted;
 }
 
 void batch_end(node_batch_t *b, member_t *m, vc_status_t status, const char *error)
@@ -145,8 +155,10 @@ void batch_end(node_batch_t *b, member_t *m, vc_status_t status, const char *err
                                   .v = m->v,
                                   .compressed_bytes = m->body ? m->body->bytes : 0,
                                   .n_plain_rounds = m->n_plain_rounds,
+                                  .n_source_rounds = m->n_source_rounds,
                                   .draft_us = m->draft_us,
                                   .verify_us = m->verify_us};
+    count_source(b, m);
     b->opt.ended(b->opt.arg, &end);
     release(m);
 }
@@ -273,8 +285,11 @@ static vc_status_t make_drafter(node_batch_t *b, member_t *m, vc_err_t *err)
     }
     /* a step on the full KV is a decoding step; and behind no body the drafter would hold in memory all of what the
      * slow tier is there to keep out of it */
-    bool pays = m->body != NULL || (b->opt.draft_length != NODE_DRAFT_AUTO && node_verifier_kv(m->v)->slow == NULL);
-    if (st != VC_OK || !pays)
+    bool automatic = b->opt.draft_length == NODE_DRAFT_AUTO;
+    m->drafts = m->body != NULL || (!automatic && node_verifier_kv(m->v)->slow == NULL);
+    if (st == VC_OK && b->opt.source != NULL && (m->drafts || automatic))
+        st = b->opt.source(b->opt.arg, &m->source, err);
+    if (st != VC_OK || (!m->drafts && m->source == NULL))
         return st;
     node_drafter_opts_t o;
     node_drafter_opts_default(&o);
@@ -284,6 +299,9 @@ static vc_status_t make_drafter(node_batch_t *b, member_t *m, vc_err_t *err)
     o.context = m->end;
     o.n_common = NODE_DRAFTER_COMMON;
     o.max_draft = batch_max_draft(b);
+    o.source = m->source;
+    o.clock = NULL; /* its passes are those of others too */
+    node_cascade_init(&m->direct, true);
     return node_drafter_create(&o, tokens, n, &m->d, err);
 }
 

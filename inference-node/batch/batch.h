@@ -35,8 +35,8 @@ typedef struct node_batch_end {
     const char *error;  /* the sentence, "" when OK */
     node_verifier_t *v;
     uint64_t compressed_bytes;
-    uint64_t n_plain_rounds;
-    double draft_us, verify_us; /* its shares of the iterations' times */
+    uint64_t n_plain_rounds, n_source_rounds; /* without drafts; with proposals that no drafter saw */
+    double draft_us, verify_us;               /* its shares of the iterations' times */
 } node_batch_end_t;
 
 typedef struct node_batch_opts {
@@ -64,6 +64,10 @@ typedef struct node_batch_opts {
      * NULL: the same for every request that brings no body. */
     vc_status_t (*compress)(void *arg, const node_kv_t *full, const uint32_t *tokens, uint32_t n_tokens,
                             node_body_t **body_p, vc_err_t *err);
+    /* Makes a draft source for a request, which the batch destroys (speculate/source.h); *source_p NULL, or source
+     * itself: none. It proposes tokens under the drafter, and with an automatic length to the verifier in rounds
+     * without drafts. */
+    vc_status_t (*source)(void *arg, node_source_t **source_p, vc_err_t *err);
     void (*committed)(void *arg, void *user, const node_verdict_t *verdict); /* may be NULL */
     void (*ended)(void *arg, const node_batch_end_t *end);                   /* exactly once for each added request */
     void *arg;
@@ -107,6 +111,7 @@ typedef struct node_batch_info {
     uint64_t idle_us;                              /* iterations without rows waited for the link */
     uint64_t link_bytes, link_busy_us;             /* full KV that came; time with reads under way */
     double link_rate;                              /* bytes/s as measured; 0 without a tier */
+    uint64_t source_proposed, source_accepted;     /* by drafters or verifiers, of requests that have ended */
     uint64_t n_dropped;                            /* transfers thrown away for an older one */
 } node_batch_info_t;
 void node_batch_info(const node_batch_t *b, node_batch_info_t *info_p);

@@ -5,6 +5,7 @@
 
 #include "batch/batch.h"
 #include "batch/share.h"
+#include "speculate/cascade.h"
 
 typedef enum {
     MEMBER_FREE,
@@ -21,7 +22,9 @@ typedef struct member {
     uint64_t id, schedule_id;
     void *user;
     node_verifier_t *v;
-    node_drafter_t *d; /* NULL: it decodes plainly */
+    node_drafter_t *d;     /* NULL: it decodes plainly */
+    node_source_t *source; /* under d */
+    bool drafts;           /* d is drafted from; else it is there for the source alone */
     node_body_t *body;
     node_sampling_t sampling;
     uint32_t end;        /* prompt and committed tokens at most */
@@ -31,7 +34,9 @@ typedef struct member {
     bool shared; /* the drafter has the verifier's rows of this round */
     bool plain;  /* no drafts in this round */
     double round_us, draft_us, verify_us;
-    uint64_t n_plain_rounds;
+    uint64_t n_plain_rounds, n_source_rounds, direct_proposed, direct_accepted;
+    node_cascade_t direct;                            /* proposals of the source for the verifier alone */
+    uint32_t proposals[NODE_SOURCE_MAX], n_proposals; /* such, in this round */
     /* this iteration */
     work_t work;
     bool in_pass, done;                      /* planned; came out of its pass */
@@ -83,6 +88,8 @@ uint32_t batch_collect(node_batch_t *b, member_state_t state);
 void batch_run(node_batch_t *b);
 
 /* round.c */
+/* Proposals of the source for a round without drafts, as many as pay. */
+vc_status_t batch_round_propose(node_batch_t *b, member_t *m, vc_err_t *err);
 void batch_round_first(const node_batch_t *b, member_t *m);
 node_schedule_cost_t batch_round_cost(node_batch_t *b, member_t *m);
 /* After the passes, before the schedule's end: shares the time out, tells lengths and schedule. */

@@ -28,12 +28,19 @@ static void fail(node_batch_t *b, member_t *m, vc_status_t st, const vc_err_t *e
     batch_end(b, m, st, err->msg[0] ? err->msg : vc_status_text(st));
 }
 
+/* What is to be verified. */
+static const uint32_t *drafts_of(const member_t *m, uint32_t *n_p)
+{
+    *n_p = m->n_proposals > 0 ? m->n_proposals : m->drafts ? node_drafter_n_pending(m->d) : 0;
+    return m->n_proposals > 0 ? m->proposals : m->drafts ? node_drafter_pending(m->d) : NULL;
+}
+
 /* Rows that the work needs in one pass. */
 static uint32_t rows_needed(const member_t *m)
 {
-    if (m->work == WORK_VERIFY)
-        return 1 + (m->d ? VC_MIN(node_drafter_n_pending(m->d), node_verifier_max_useful(m->v)) : 0);
-    return 1;
+    uint32_t n;
+    (void)drafts_of(m, &n);
+    return m->work == WORK_VERIFY ? 1 + VC_MIN(n, node_verifier_max_useful(m->v)) : 1;
 }
 
 /* After a verification the drafter goes on behind the verifier's rows. */
@@ -53,9 +60,11 @@ static vc_status_t plan(node_batch_t *b, member_t *m, node_row_t *rows, uint32_t
     switch (m->work) {
     case WORK_PROMPT:
         return node_verifier_plan(m->v, NULL, 0, rows, VC_MIN(cap, m->cap), &m->n_rows, &m->n_logits, err);
-    case WORK_VERIFY:
-        return node_verifier_plan(m->v, m->d ? node_drafter_pending(m->d) : NULL,
-                                  m->d ? node_drafter_n_pending(m->d) : 0, rows, cap, &m->n_rows, &m->n_logits, err);
+    case WORK_VERIFY: {
+        uint32_t n;
+        const uint32_t *drafts = drafts_of(m, &n);
+        return node_verifier_plan(m->v, drafts, n, rows, cap, &m->n_rows, &m->n_logits, err);
+    }
     case WORK_DRAFT: {
         vc_status_t st = share_rows(m, err);
         if (st == VC_OK)
@@ -168,11 +177,13 @@ void batch_run(node_batch_t *b)
                 continue;
             m->done = m->enough = false;
             m->n_picks = 0;
-            if (n_rows + rows_needed(m) > b->max_rows) {
+            vc_status_t st = batch_round_propose(b, m, &own);
+            if (st == VC_OK && n_rows + rows_needed(m) > b->max_rows) {
                 flush(b, b->order, n);
                 n = n_rows = 0;
             }
-            vc_status_t st = plan(b, m, b->rows + n_rows, b->max_rows - n_rows, &own);
+            if (st == VC_OK)
+                st = plan(b, m, b->rows + n_rows, b->max_rows - n_rows, &own);
             if (st == VC_OK) {
                 m->in_pass = true;
                 b->order[n++] = m;

@@ -4,6 +4,7 @@
 
 #define FIRST_ON_LINK 8u  /* drafts of a first round that waits for the link anyway */
 #define SEEN_ENOUGH 16.0  /* squared rows in the sums: the line knows such rows */
+#define SEED_ROWS 8u      /* the width whose cost stands for that of a further row */
 #define CHANCE_WEIGHT 8.0 /* observations that the others' chance is worth to a new request */
 #define KEEP_CHANCE 0.995 /* of the history per draft */
 
@@ -35,6 +36,20 @@ static void learn_chance(node_batch_t *b, const node_verdict_t *v)
     }
 }
 
+/* What a round tells of drafting, or of the source alone. */
+static void learn_source(node_batch_t *b, member_t *m, double us)
+{
+    const node_verdict_t *v = &m->verdict;
+    if (v->n_drafts > 0 && m->n_proposals == 0) {
+        learn_chance(b, v);
+        return;
+    }
+    m->n_source_rounds += v->n_drafts > 0;
+    m->direct_proposed += v->n_drafts;
+    m->direct_accepted += v->n_accepted;
+    node_cascade_end(&m->direct, v->n_drafts + 1, v->n_drafts, v->n_tokens, us);
+}
+
 void batch_round_first(const node_batch_t *b, member_t *m)
 {
     if (b->chance_seen >= CHANCE_WEIGHT)
@@ -48,15 +63,35 @@ node_schedule_cost_t batch_round_cost(node_batch_t *b, member_t *m)
     double link_us = batch_link_us(b, m);
     if (m->d != NULL)
         expect(b, m);
-    bool pays = m->d != NULL && (node_length_begin(&m->length) || link_us > 0);
-    m->plain = m->d == NULL || (b->opt.draft_length == NODE_DRAFT_AUTO && !pays);
+    bool pays = m->drafts && (node_length_begin(&m->length) || link_us > 0);
+    m->plain = !m->drafts || (b->opt.draft_length == NODE_DRAFT_AUTO && !pays);
     if (b->opt.draft_length != NODE_DRAFT_AUTO)
-        none.min_draft = m->d != NULL ? b->opt.draft_length : 0;
+        none.min_draft = m->drafts ? b->opt.draft_length : 0;
     if (m->plain || b->opt.draft_length != NODE_DRAFT_AUTO)
         return none;
     node_schedule_cost_t cost = node_schedule_cost_of(&m->length, link_us);
     cost.min_draft = link_us > 0 && node_length_draft_us(&m->length) <= 0 ? FIRST_ON_LINK : 1;
     return cost;
+}
+
+vc_status_t batch_round_propose(node_batch_t *b, member_t *m, vc_err_t *err)
+{
+    node_proposal_t p[NODE_SOURCE_MAX];
+    m->n_proposals = 0;
+    if (m->work != WORK_VERIFY || m->source == NULL || b->opt.draft_length != NODE_DRAFT_AUTO ||
+        (m->drafts && (!m->plain || node_drafter_n_pending(m->d) > 0)))
+        return VC_OK;
+    vc_status_t st = node_drafter_drop(m->d, err); /* the source goes on behind what is committed */
+    if (st != VC_OK)
+        return st;
+    node_cascade_seed(&m->direct, node_length_verify_us(&m->length, 1), SEED_ROWS,
+                      node_length_verify_us(&m->length, SEED_ROWS));
+    uint32_t most = VC_MIN(node_verifier_max_useful(m->v), VC_MIN(NODE_SOURCE_MAX, batch_max_draft(b)));
+    uint32_t n = node_drafter_propose(m->d, most, p);
+    m->n_proposals = node_cascade_choose(&m->direct, p, n);
+    for (uint32_t i = 0; i < m->n_proposals; i++)
+        m->proposals[i] = p[i].token;
+    return VC_OK;
 }
 
 static void set_load(member_t *m)
@@ -111,7 +146,7 @@ static vc_status_t verified(node_batch_t *b, member_t *m, double us, vc_err_t *e
                                                        .n_tokens = verdict->n_tokens,
                                                        .draft_us = m->round_us,
                                                        .verify_us = us});
-    learn_chance(b, verdict);
+    learn_source(b, m, us);
     m->round_us = 0;
     m->link_had = 0;
     m->shared = false;

@@ -4,8 +4,9 @@
  */
 #include <stdlib.h>
 
+#include "support/batching.h"
 #include "support/file.h"
-#include "support/generation.h"
+#include "support/tmpdir.h"
 
 #define TEXT_TOKENS 1200u
 
@@ -126,6 +127,128 @@ Test(identity_model, scalar_code_gives_the_bits_of_the_vector_code)
     };
     run_diagonal(&f, 68, 6, runs, VC_ARRAY_LEN(runs));
     teardown(&f);
+}
+
+/* ---- batches ---- */
+
+static const char *const batch_specs[BATCHING_MAX] = {
+    "rot:bits=4", "snapkv:keep=0.25,window=32", "none", NULL, "kivi:bits=2,residual=64", "noise:eps=0.3,seed=5", NULL,
+    "rot:bits=3",
+};
+
+/* Prompts of n_blocks that all have and a piece of text of their own, every second one with an end that says its
+ * beginning again, which an n-gram source knows. */
+static bool open_batches(fx_t *f, batching_t *b, uint32_t n_blocks, const uint32_t *lengths, node_page_t **pages)
+{
+    static uint32_t prompts[BATCHING_MAX][640];
+    if (VT_EVERY > 1 || !setup(f))
+        return false;
+    b->model = f->model;
+    batching_engine(b, 72);
+    const gen_request_t shared = {
+        .engine = b->engine, .prompt = f->ids, .n_prompt = n_blocks * NODE_TILE, .max_tokens = 1};
+    if (n_blocks > 0)
+        gen_reload(&shared, pages);
+    for (uint32_t i = 0; i < BATCHING_MAX; i++) {
+        uint32_t again = i % 2 && lengths[i] > 64 ? 20 : 0, *own = prompts[i] + shared.n_prompt;
+        memcpy(prompts[i], f->ids, shared.n_prompt * sizeof *own);
+        memcpy(own, f->ids + 500 + 60 * i, lengths[i] * sizeof *own);
+        memcpy(own + lengths[i] - again, own, again * sizeof *own);
+        batching_request(b, i,
+                         &(gen_request_t){.prompt = prompts[i],
+                                          .n_prompt = shared.n_prompt + lengths[i],
+                                          .max_tokens = 6 + 3 * (i % 4),
+                                          .pages = pages,
+                                          .n_pages = n_blocks});
+    }
+    return true;
+}
+
+static void close_batches(fx_t *f, batching_t *b)
+{
+    node_engine_destroy(b->engine);
+    teardown(f);
+}
+
+Test(identity_model, batches_of_2_4_and_8_in_memory_commit_what_each_request_commits_alone)
+{
+    static const uint32_t lengths[BATCHING_MAX] = {70, 99, 33, 66, 64, 129, 5, 81};
+    static const struct {
+        uint32_t n, x, prompt_rows;
+        bool lock_step, source, arrive;
+    } runs[] = {
+        {2, 4, 32, false, true, false},
+        {4, NODE_DRAFT_AUTO, 50, true, true, true},
+        {8, NODE_DRAFT_AUTO, 24, false, true, true},
+        {8, 3, 128, true, false, false},
+    };
+    fx_t f;
+    batching_t b;
+    uint64_t proposed = 0;
+    if (!open_batches(&f, &b, 0, lengths, NULL)) {
+        cr_skip_test("of the release build with VERICACHE_MODEL: test_identity_batch runs everywhere");
+        return;
+    }
+    for (size_t k = 0; k < VC_ARRAY_LEN(runs); k++) {
+        batching_run_t r = {.f = &b,
+                            .specs = batch_specs,
+                            .n = runs[k].n,
+                            .x = runs[k].x,
+                            .prompt_rows = runs[k].prompt_rows,
+                            .lock_step = runs[k].lock_step,
+                            .source = runs[k].source,
+                            .seed = runs[k].arrive ? 7 + k : 0,
+                            .no_cancels = true};
+        batching_go(&r);
+        cr_assert_gt(r.n_compressed, 0);
+        proposed += r.info.source_proposed;
+    }
+    cr_assert_gt(proposed, 0);
+    close_batches(&f, &b);
+}
+
+Test(identity_model, batches_with_full_kv_on_disk_and_transfers_held_back_commit_what_each_request_commits_alone)
+{
+    enum { N_BLOCKS = 6 };
+    static const uint32_t lengths[BATCHING_MAX] = {20, 66, 11, 30, 70, 25, 9, 40};
+    static const struct {
+        uint32_t n, x, max_running;
+        bool lock_step, source, arrive;
+    } runs[] = {
+        {2, 5, 0, false, true, false},
+        {4, NODE_DRAFT_AUTO, 0, true, true, false},
+        {8, NODE_DRAFT_AUTO, 0, false, true, true},
+        {8, 4, 3, true, false, false},
+    };
+    fx_t f;
+    batching_t b;
+    vt_tmpdir_t dir;
+    node_page_t *pages[N_BLOCKS];
+    if (!open_batches(&f, &b, N_BLOCKS, lengths, pages)) {
+        cr_skip_test("of the release build with VERICACHE_MODEL: test_identity_batch runs everywhere");
+        return;
+    }
+    vt_tmpdir_create(&dir);
+    for (size_t k = 0; k < VC_ARRAY_LEN(runs); k++) {
+        batching_run_t r = {.f = &b,
+                            .specs = batch_specs,
+                            .n = runs[k].n,
+                            .x = runs[k].x,
+                            .max_running = runs[k].max_running,
+                            .lock_step = runs[k].lock_step,
+                            .source = runs[k].source,
+                            .dir = vt_tmpdir_path(&dir, ""),
+                            .n_pages = 5,
+                            .delay_seed = 11 + k,
+                            .seed = runs[k].arrive ? 7 + k : 0,
+                            .no_cancels = true};
+        batching_go(&r);
+        cr_assert_gt(r.info.link_bytes, 0);
+    }
+    for (uint32_t i = 0; i < N_BLOCKS; i++)
+        node_page_put(pages[i]);
+    vt_tmpdir_remove(&dir);
+    close_batches(&f, &b);
 }
 
 /* ---- match chance at 1e-6 ---- */
