@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Makes what is told about measurements from the files that benches left in bench/results: a plot of each bench, lines
-over context length, bench/results/README.md with every row, and the results section of the root README.
+over context length, bench/results/README.md with every row, and the headline figures in the root README.
 
   ./run results                what is in bench/results
   ./run results --take NAME... first merges build/results/NAME.csv into it (all: every file there)
   ./run results --check        writes nothing; exit code 1 where something committed is not what this would make
-Floors, aims and one line of meaning: bench/figures.csv.
+Floors, aims, one line of meaning and what is a headline: bench/figures.csv. A figure with * in its name stands for
+all that match; what they have there goes into its meaning.
 """
 import argparse
+import copy
 import csv
 import pathlib
 import re
@@ -27,6 +29,20 @@ class Figure:
         self.floor = float(row["floor"]) if row["floor"] else None
         self.aim = float(row["aim"]) if row["aim"] else None
         self.floor_text, self.aim_text = row["floor"], row["aim"]
+        self.head = {"yes": True, "": False, None: False}[row["head"]]
+        self.pattern = re.compile("([^_]+)".join(map(re.escape, self.name.split("*")))) if "*" in self.name else None
+        if self.pattern and (self.head or self.floor_text or self.meaning.count("*") != self.name.count("*")):
+            raise ValueError(f"figures.csv: {self.name} needs as many * in its meaning, no bounds, and is no headline")
+
+    def named(self, name):
+        """This pattern for one of the figures that it stands for, or None."""
+        match = self.pattern.fullmatch(name) if self.pattern else None
+        if match is None:
+            return None
+        one, parts = copy.copy(self), self.meaning.split("*")
+        one.name, one.pattern = name, None
+        one.meaning = parts[0] + "".join(value + part for value, part in zip(match.groups(), parts[1:]))
+        return one
 
     def reaches(self, value, bound):
         return value <= bound if self.less else value >= bound
@@ -123,7 +139,22 @@ def load_results(figures):
 
 def in_order(figures, results):
     order = list(dict.fromkeys([f.bench for f in figures] + sorted(results)))
-    return [(bench, [f for f in figures if f.bench == bench], results.get(bench)) for bench in order]
+    groups = [(bench, of_bench(bench, figures, results.get(bench)), results.get(bench)) for bench in order]
+    return [(bench, of, found) for bench, of, found in groups if of or found]
+
+
+def of_bench(bench, figures, results):
+    """The bench's figures, then those that its patterns stand for. One that was measured and has no meaning is an error."""
+    own = [f for f in figures if f.bench == bench]
+    told = [f for f in own if not f.pattern]
+    names = {f.name for f in told}
+    for kind, name in results.rows if results else ():
+        if kind == "figure" and name not in names:
+            one = next(filter(None, (f.named(name) for f in own)), None)
+            if one is None:
+                raise ValueError(f"bench/results/{bench}.csv: {name} has no line in bench/figures.csv")
+            told.append(one)
+    return told
 
 
 # ---- output ----
@@ -144,7 +175,11 @@ class Runs:
         return self.numbers.setdefault((date[:10], commit, machine), len(self.numbers) + 1)
 
     def told(self):
-        return [f"{n}: `{commit}`, {date}, {machine}" for (date, commit, machine), n in self.numbers.items()]
+        """A sentence for each machine."""
+        by_machine = {}
+        for (date, commit, machine), n in self.numbers.items():
+            by_machine.setdefault(machine, []).append(f"{n}: `{commit}`, {date}")
+        return " ".join(f"Runs on {machine}: {'; '.join(runs)}." for machine, runs in by_machine.items())
 
 
 def figure_cells(figure, results, runs):
@@ -178,15 +213,15 @@ def plots_of(bench, figures, results):
 
 
 def section(groups, plots):
-    """The part of the root README."""
+    """The part of the root README: headlines."""
     runs, rows = Runs(), []
     for bench, figures, results in groups:
-        for i, figure in enumerate(figures):
+        for i, figure in enumerate(f for f in figures if f.head):
             rows.append([f"`bench {command(bench)}`" if i == 0 else ""] + figure_cells(figure, results, runs))
     text = table(["`./run`", "figure", "measured", "floor / aim", "reached", "run"], rows)
-    text += ["", "Runs: " + "; ".join(runs.told()) + ".", ""]
+    text += ["", runs.told(), ""]
     text += [f"![{spec.title}](bench/results/{spec.file})" for spec in LINES if spec.file in plots]
-    return "\n".join(text + ["", "Every row and a plot for each bench: [bench/results](bench/results/README.md)."])
+    return "\n".join(text + ["", "All other figures, every row and a plot for each bench: [bench/results](bench/results/README.md)."])
 
 
 def bench_page(groups, plots_by_bench):
@@ -195,20 +230,17 @@ def bench_page(groups, plots_by_bench):
             "measured; floors and aims: [figures.csv](../figures.csv). Written by benches themselves: `compress-*`, "
             "`sim-*`."]
     for bench, figures, results in groups:
-        runs, named = Runs(), {f.name for f in figures}
+        runs = Runs()
         text += ["", f"## {bench}", ""]
         rows = [[f"`{f.name}`"] + figure_cells(f, results, runs) for f in figures]
-        for (kind, name), row in results.rows.items() if results else ():
-            if kind == "figure" and name not in named:
-                rows.append([f"`{name}`", "", short(float(row["median"])), "", "", str(runs.number(results, row))])
-        text += table(["figure", "", "measured", "floor / aim", "reached", "run"], rows)
+        text += table(["figure", "what it is", "measured", "floor / aim", "reached", "run"], rows)
         samples = [[name, row["unit"]] + [f"{float(row[p]):.4g}" for p in ("median", "p10", "p90", "p99")] +
                    [row["n"], str(runs.number(results, row))]
                    for (kind, name), row in (results.rows.items() if results else ()) if kind == "row"]
         if samples:
             text += [""] + table(["row", "unit", "median", "p10", "p90", "p99", "n", "run"], samples)
         if runs.numbers:
-            text += ["", "Runs: " + "; ".join(runs.told()) + "."]
+            text += ["", runs.told()]
         text += [""] + [f"![{name}]({name})" for name in plots_by_bench[bench]]
         while not text[-1]:
             text.pop()

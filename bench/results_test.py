@@ -13,9 +13,9 @@ import results_plot
 ABOUT = "2026-01-31T00:00:00Z | c%d | a machine | bench b"
 
 
-def figure(floor="2", aim="3", better="more", unit="x"):
-    return results.Figure({"bench": "b", "figure": "f", "meaning": "m", "unit": unit, "better": better, "floor": floor,
-                           "aim": aim})
+def figure(floor="2", aim="3", better="more", unit="x", name="f", meaning="m", head=""):
+    return results.Figure({"bench": "b", "figure": name, "meaning": meaning, "unit": unit, "better": better,
+                           "floor": floor, "aim": aim, "head": head})
 
 
 def some(run, **values):
@@ -81,6 +81,48 @@ class Figures(unittest.TestCase):
         self.assertEqual(results.replace_section(text, "new"), text.replace("old", "new"))
         with self.assertRaises(ValueError):
             results.replace_section("a", "new")
+
+
+class Headlines(unittest.TestCase):
+    def test_the_section_holds_headlines_only_and_the_page_holds_all(self):
+        groups = results.in_order([figure(name="a", meaning="first", head="yes"), figure(name="c", meaning="second")],
+                                  {"b": some(1, a=2, c=3)})
+        section, page = results.section(groups, {}), results.bench_page(groups, {"b": {}})
+        self.assertIn("| `bench b` | first | 2 |", section)
+        self.assertNotIn("second", section)
+        self.assertIn("| `a` | first | 2 |", page)
+        self.assertIn("| `c` | second | 3 |", page)
+
+    def test_the_column_is_yes_or_empty(self):
+        self.assertEqual([figure(head=h).head for h in ("yes", "", None)], [True, False, False])
+        with self.assertRaises(KeyError):
+            figure(head="no")
+
+    def test_runs_are_told_by_machine(self):
+        runs, both = results.Runs(), results_file.merge(some(1, a=1), some(2, c=1))
+        for row in both.rows.values():
+            runs.number(both, row)
+        self.assertEqual(runs.told(), "Runs on a machine: 1: `c1`, 2026-01-31; 2: `c2`, 2026-01-31.")
+
+
+class Patterns(unittest.TestCase):
+    def pattern(self, **more):
+        return figure("", "", **{"name": "v*_of_*", "meaning": "* rows, * tokens", **more})
+
+    def test_a_pattern_gives_a_meaning_to_what_it_matches_and_is_no_row_itself(self):
+        told = results.of_bench("b", [self.pattern(), figure(name="v8_of_2k")], some(1, v8_of_2k=1, v16_of_4k=2))
+        self.assertEqual([(f.name, f.meaning) for f in told], [("v8_of_2k", "m"), ("v16_of_4k", "16 rows, 4k tokens")])
+        self.assertEqual(results.of_bench("b", [self.pattern()], None), [])
+        self.assertIsNone(self.pattern().named("v8_of_2k_more"))
+
+    def test_a_measured_figure_without_a_meaning_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "b.csv: other has no line"):
+            results.of_bench("b", [self.pattern(), figure(name="a")], some(1, other=1))
+
+    def test_patterns_that_cannot_be_told_are_refused(self):
+        for wrong in ({"meaning": "* rows"}, {"head": "yes"}):
+            with self.assertRaises(ValueError, msg=wrong):
+                self.pattern(**wrong)
 
 
 class Plots(unittest.TestCase):
