@@ -4,7 +4,6 @@
 
 #define FIRST_ON_LINK 8u  /* drafts of a first round that waits for the link anyway */
 #define SEEN_ENOUGH 16.0  /* squared rows in the sums: the line knows such rows */
-#define SEED_ROWS 8u      /* the width whose cost stands for that of a further row */
 #define CHANCE_WEIGHT 8.0 /* observations that the others' chance is worth to a new request */
 #define KEEP_CHANCE 0.995 /* of the history per draft */
 
@@ -84,8 +83,6 @@ vc_status_t batch_round_propose(node_batch_t *b, member_t *m, vc_err_t *err)
     vc_status_t st = node_drafter_drop(m->d, err); /* the source goes on behind what is committed */
     if (st != VC_OK)
         return st;
-    node_cascade_seed(&m->direct, node_length_verify_us(&m->length, 1), SEED_ROWS,
-                      node_length_verify_us(&m->length, SEED_ROWS));
     uint32_t most = VC_MIN(node_verifier_max_useful(m->v), VC_MIN(NODE_SOURCE_MAX, batch_max_draft(b)));
     uint32_t n = node_drafter_propose(m->d, most, p);
     m->n_proposals = node_cascade_choose(&m->direct, p, n);
