@@ -24,8 +24,9 @@ __attribute__((visibility("default"))) int accept4(int fd, struct sockaddr *addr
         int got = (int)syscall(SYS_accept4, fd, addr, len, flags);
         if (got < 0 || got <= atomic_load_explicit(&highest, memory_order_relaxed))
             return got;
-        close(got);
+        /* counted before the peer can know, so that it finds itself in the statistics that it asks for next */
         atomic_fetch_add_explicit(&refused, 1, memory_order_relaxed);
+        close(got);
         if (len != NULL)
             *len = room;
     }
