@@ -8,7 +8,8 @@
  * loading and the measuring of step costs are outside the clock. Run from the top of the repository.
  *   --part 2k|4k|8k|batch-2k|batch-4k|batch-8k|mixed (all), --texts LIST, --compressors LIST separated by ';', --fixed
  * yes (more fixed lengths)
- *   --isa auto|scalar|avx2|avx512, --threads N, --reps N, --tokens N to decode, --temperature T, --model FILE
+ *   --isa auto|scalar|avx2|avx512, --threads N, --reps N, --tokens N to decode, --model FILE
+ *   --temperature T: sampled answers, which do not loop as greedy ones do; names of rows and figures say so
  *   --common N: drafts choose among the first N tokens of the vocabulary and the text's (0: all)
  */
 #include <stdio.h>
@@ -58,7 +59,8 @@ static void read_options(spec_bench_t *b)
             b->kinds[b->n_kinds++] = kinds[i];
     if (b->n_kinds == 0)
         bench_fail("--texts %s: none of prose, chat, code, retrieval", texts);
-    snprintf(list, sizeof list, "%s", bench_option("compressors", "rot:bits=4;snapkv:keep=0.25"));
+    snprintf(list, sizeof list, "%s",
+             bench_option("compressors", "rot:bits=4;snapkv:keep=0.25;snapkv:keep=0.25+rot:bits=4"));
     for (char *save = NULL, *spec = strtok_r(list, ";", &save); spec && b->n_specs < SPEC_COMPRESSORS;
          spec = strtok_r(NULL, ";", &save))
         snprintf(b->specs[b->n_specs++], sizeof b->specs[0], "%.*s", (int)sizeof b->specs[0] - 1, spec);
@@ -87,15 +89,15 @@ int main(int argc, char **argv)
     bool all = strcmp(part, "all") == 0, any = false;
     read_options(&b);
     open_node(&b);
-    for (uint32_t i = 0; i < VC_ARRAY_LEN(lengths); i++)
-        if (all || strcmp(part, lengths[i].label) == 0) {
+    for (int batch = 0; batch < 2; batch++)
+        for (uint32_t i = 0; i < VC_ARRAY_LEN(lengths); i++) {
+            char name[40], label[40];
+            snprintf(name, sizeof name, "%s%s", batch ? "batch-" : "", lengths[i].label);
+            snprintf(label, sizeof label, "%s%s", lengths[i].label, b.sampling.temperature > 0 ? "-sampled" : "");
+            if (!all && strcmp(part, name) != 0)
+                continue;
             any = true;
-            spec_table(&b, bench_quick() ? lengths[i].quick_tokens : lengths[i].tokens, lengths[i].label);
-        }
-    for (uint32_t i = 0; i < VC_ARRAY_LEN(lengths); i++)
-        if (all || (strncmp(part, "batch-", 6) == 0 && strcmp(part + 6, lengths[i].label) == 0)) {
-            any = true;
-            spec_batch(&b, bench_quick() ? lengths[i].quick_tokens : lengths[i].tokens, lengths[i].label);
+            (batch ? spec_batch : spec_table)(&b, bench_quick() ? lengths[i].quick_tokens : lengths[i].tokens, label);
         }
     if (all || strcmp(part, "mixed") == 0) {
         any = true;

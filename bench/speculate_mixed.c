@@ -27,7 +27,8 @@ static void request(mixed_t *m, const spec_prompt_t *p, const char *text)
     OK(node_spec_parse(text, &spec, &speculate_err));
     for (uint32_t rep = 0; rep < m->b->reps; rep++)
         for (uint32_t i = 0; i <= N_FIXED; i++) {
-            spec_run_t r = spec_run(m->b, p, body, spec.text, i < N_FIXED ? fixed_lengths[i] : NODE_DRAFT_AUTO, &first);
+            uint32_t x = i < N_FIXED ? fixed_lengths[i] : NODE_DRAFT_AUTO;
+            spec_run_t r = spec_run(m->b, p, &(spec_way_t){.body = body, .name = spec.text, .x = x}, &first);
             spec_add(&m->sum[i], &r);
             if (i == 0)
                 spec_add(&plain, &r);

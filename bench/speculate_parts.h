@@ -52,13 +52,18 @@ typedef struct {
     double us;
     uint64_t n_tokens, accepted, looked_at, rounds, plain_rounds;
 } spec_run_t;
-/* The same tokens for any x (NODE_DRAFT_AUTO: the automatic length); ends the bench where they are not `first`'s, which
- * takes them where it is empty. name: of the body's compressor. */
+/* How a request is decoded. */
+typedef struct {
+    node_body_t *body; /* or NULL */
+    const char *name;  /* of its compressor */
+    uint32_t x;        /* drafts; NODE_DRAFT_AUTO: the automatic length */
+    bool source;       /* with the n-gram source */
+} spec_way_t;
 typedef struct {
     uint32_t *tokens, n;
 } spec_tokens_t;
-spec_run_t spec_run(const spec_bench_t *b, const spec_prompt_t *p, node_body_t *body, const char *name, uint32_t x,
-                    spec_tokens_t *first);
+/* The same tokens in any way; ends the bench where they are not `first`'s, which takes them where it is empty. */
+spec_run_t spec_run(const spec_bench_t *b, const spec_prompt_t *p, const spec_way_t *way, spec_tokens_t *first);
 /* Drafts of one kind add up. */
 void spec_add(spec_run_t *sum, const spec_run_t *r);
 double spec_us_per_token(const spec_run_t *r);

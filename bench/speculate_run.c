@@ -1,6 +1,7 @@
 /* One request from its first token to its last, and single steps by themselves. */
 #include <string.h>
 
+#include "speculate/suffix.h"
 #include "speculate_parts.h"
 #include "vc/mem.h"
 
@@ -14,9 +15,18 @@ static void compare(const spec_prompt_t *p, const uint32_t *tokens, uint32_t n, 
         bench_fail("%s: %u drafts give other tokens than plain decoding", p->kind, x);
 }
 
-spec_run_t spec_run(const spec_bench_t *b, const spec_prompt_t *p, node_body_t *body, const char *name, uint32_t x,
-                    spec_tokens_t *first)
+static node_source_t *make_source(void)
 {
+    node_suffix_opts_t o;
+    node_source_t *source;
+    node_suffix_opts_default(&o);
+    OK(node_suffix_create(&o, &source, &speculate_err));
+    return source;
+}
+
+spec_run_t spec_run(const spec_bench_t *b, const spec_prompt_t *p, const spec_way_t *way, spec_tokens_t *first)
+{
+    node_source_t *source = way->source ? make_source() : NULL;
     node_verifier_t *v = spec_start(b, p, b->n_new);
     node_session_opts_t so;
     node_drafter_opts_t d;
@@ -24,11 +34,12 @@ spec_run_t spec_run(const spec_bench_t *b, const spec_prompt_t *p, node_body_t *
     node_verdict_t verdict = {0};
     node_session_opts_default(&so);
     node_drafter_opts_default(&d);
-    so.draft_length = x;
+    so.draft_length = way->x;
     so.costs = node_step_costs(b->node);
-    so.name = name;
+    so.name = way->name;
     d.engine = b->node->engine;
-    d.body = body;
+    d.body = way->body;
+    d.source = source;
     d.sampling = b->sampling;
     d.n_common = b->n_common;
     OK(node_session_create(&so, &d, v, &s, &speculate_err));
@@ -42,13 +53,14 @@ spec_run_t spec_run(const spec_bench_t *b, const spec_prompt_t *p, node_body_t *
     node_session_stats(s, &ss);
     uint32_t n;
     const uint32_t *tokens = node_verifier_tokens(v, &n);
-    compare(p, tokens, n, x, first);
+    compare(p, tokens, n, way->x, first);
     r.n_tokens = n - p->n - 1;
     r.accepted = vs.n_accepted;
     r.looked_at = vs.n_drafted;
     r.rounds = vs.n_rounds;
     r.plain_rounds = ss.n_plain_rounds;
     node_session_destroy(s);
+    node_source_destroy(source);
     node_verifier_destroy(v);
     return r;
 }

@@ -10,8 +10,16 @@
 #include "speculate_parts.h"
 #include "vc/mem.h"
 
-enum { MODES = 4 };
-static const uint32_t modes[MODES] = {SPEC_FIXED / 2, SPEC_FIXED, 2 * SPEC_FIXED, NODE_DRAFT_AUTO};
+enum { FEWER, FIXED, MORE, AUTOMATIC, BOTH, MODES };
+static const struct {
+    uint32_t x;
+    bool source;
+    const char *name;
+} modes[MODES] = {{SPEC_FIXED / 2, false, "4 drafts"},
+                  {SPEC_FIXED, false, "8 drafts"},
+                  {2 * SPEC_FIXED, false, "16 drafts"},
+                  {NODE_DRAFT_AUTO, false, "automatic"},
+                  {NODE_DRAFT_AUTO, true, "automatic with n-gram source"}};
 
 /* One compressor on one text. */
 typedef struct {
@@ -23,7 +31,8 @@ typedef struct {
 
 /* One compressor over the texts: geometric means. */
 typedef struct {
-    double log_gain, log_vs_model, worst;
+    double log_gain, log_both, log_vs_model, worst, worst_both; /* worst_both: over the better of copy and source */
+    bench_samples_t gains;
     spec_run_t fixed;
     uint32_t n;
 } total_t;
@@ -32,14 +41,18 @@ typedef struct {
     const spec_bench_t *b;
     const char *label;
     spec_prompt_t prompt;
-    bench_samples_t plain, pass[SPEC_WIDTHS];
+    bench_samples_t plain, alone, pass[SPEC_WIDTHS]; /* alone: gain of the source without a copy */
+    double log_alone;
     cell_t cells[SPEC_COMPRESSORS];
     total_t totals[SPEC_COMPRESSORS];
     uint32_t pays_from[SPEC_COMPRESSORS];
 } table_t;
 
 /* --fixed no leaves out the two lengths beside SPEC_FIXED. */
-static bool wanted(uint32_t mode) { return mode == 1 || mode == 3 || strcmp(bench_option("fixed", "no"), "no") != 0; }
+static bool wanted(uint32_t mode)
+{
+    return (mode != FEWER && mode != MORE) || strcmp(bench_option("fixed", "no"), "no") != 0;
+}
 
 static void make_cell(table_t *t, uint32_t i)
 {
@@ -54,8 +67,10 @@ static void measure(table_t *t)
 {
     spec_tokens_t first = {0};
     for (uint32_t rep = 0; rep < t->b->reps; rep++) {
-        spec_run_t plain = spec_run(t->b, &t->prompt, NULL, NULL, 0, &first);
+        spec_run_t plain = spec_run(t->b, &t->prompt, &(spec_way_t){.x = 0}, &first);
+        spec_run_t alone = spec_run(t->b, &t->prompt, &(spec_way_t){.x = NODE_DRAFT_AUTO, .source = true}, &first);
         bench_add(&t->plain, spec_us_per_token(&plain));
+        bench_add(&t->alone, spec_us_per_token(&plain) / spec_us_per_token(&alone));
         for (uint32_t w = 0; w < SPEC_WIDTHS; w++)
             bench_add(&t->pass[w], spec_pass_us(t->b, &t->prompt, spec_widths[w]));
         for (uint32_t i = 0; i < t->b->n_specs; i++) {
@@ -64,7 +79,8 @@ static void measure(table_t *t)
             for (uint32_t m = 0; m < MODES; m++) {
                 if (!wanted(m))
                     continue;
-                spec_run_t r = spec_run(t->b, &t->prompt, c->body, c->name, modes[m], &first);
+                const spec_way_t way = {.body = c->body, .name = c->name, .x = modes[m].x, .source = modes[m].source};
+                spec_run_t r = spec_run(t->b, &t->prompt, &way, &first);
                 spec_add(&c->sum[m], &r);
                 bench_add(&c->gain[m], spec_us_per_token(&plain) / spec_us_per_token(&r));
             }
@@ -79,30 +95,32 @@ static void report_cell(table_t *t, uint32_t i, const double *pass_us)
     uint32_t x;
     cell_t *c = &t->cells[i];
     total_t *total = &t->totals[i];
-    double chance = spec_chance(&c->sum[1]), gain = bench_median(&c->gain[3]);
+    const spec_run_t *automatic = &c->sum[AUTOMATIC];
+    double chance = spec_chance(&c->sum[FIXED]), gain = bench_median(&c->gain[AUTOMATIC]);
+    double both = bench_median(&c->gain[BOTH]), part = VC_MAX(gain, bench_median(&t->alone));
     double promise = spec_promise(bench_median(&t->plain), bench_median(&c->draft_us), spec_widths, pass_us,
                                   SPEC_WIDTHS, chance, &x);
     snprintf(name, sizeof name, "%s %s %.200s draft step", t->prompt.kind, t->label, t->b->specs[i]);
     bench_row(name, "us", &c->draft_us);
     for (uint32_t m = 0; m < MODES; m++) {
-        char length[20] = "automatic";
         if (!wanted(m))
             continue;
-        if (modes[m] != NODE_DRAFT_AUTO)
-            snprintf(length, sizeof length, "%u drafts", modes[m]);
-        snprintf(name, sizeof name, "%s %s %.200s gain, %s", t->prompt.kind, t->label, t->b->specs[i], length);
+        snprintf(name, sizeof name, "%s %s %.200s gain, %s", t->prompt.kind, t->label, t->b->specs[i], modes[m].name);
         bench_row(name, "x", &c->gain[m]);
     }
     bench_note("  match chance %.3f, promised %.3f with %u drafts; automatic %.3f: %.1f accepted in each of %.0f %% of "
                "rounds, chance %.3f",
                chance, promise, x, gain,
-               (double)c->sum[3].accepted / (double)VC_MAX(c->sum[3].rounds - c->sum[3].plain_rounds, 1u),
-               100 - 100.0 * (double)c->sum[3].plain_rounds / (double)VC_MAX(c->sum[3].rounds, 1u),
-               spec_chance(&c->sum[3]));
+               (double)automatic->accepted / (double)VC_MAX(automatic->rounds - automatic->plain_rounds, 1u),
+               100 - 100.0 * (double)automatic->plain_rounds / (double)VC_MAX(automatic->rounds, 1u),
+               spec_chance(automatic));
+    bench_add(&total->gains, gain);
     total->log_gain += log(gain);
+    total->log_both += log(both);
+    total->worst_both = total->n == 0 ? both / part : VC_MIN(total->worst_both, both / part);
     total->log_vs_model += log(gain / promise);
     total->worst = total->n++ == 0 ? gain : VC_MIN(total->worst, gain);
-    spec_add(&total->fixed, &c->sum[1]);
+    spec_add(&total->fixed, &c->sum[FIXED]);
     t->pays_from[i] = spec_pays_from(t->b, c->body, c->name, spec_chance(&total->fixed));
 }
 
@@ -112,6 +130,9 @@ static void report_text(table_t *t)
     double pass_us[SPEC_WIDTHS];
     snprintf(name, sizeof name, "%s %s plain decoding, a token", t->prompt.kind, t->label);
     bench_row(name, "us", &t->plain);
+    snprintf(name, sizeof name, "%s %s n-gram source alone, gain", t->prompt.kind, t->label);
+    bench_row(name, "x", &t->alone);
+    t->log_alone += log(bench_median(&t->alone));
     for (uint32_t w = 0; w < SPEC_WIDTHS; w++) {
         pass_us[w] = bench_median(&t->pass[w]);
         snprintf(name, sizeof name, "%s %s pass of %u rows", t->prompt.kind, t->label, spec_widths[w]);
@@ -127,36 +148,57 @@ static void report_text(table_t *t)
             bench_samples_free(&c->gain[m]);
     }
     bench_samples_free(&t->plain);
+    bench_samples_free(&t->alone);
 }
 
-static void report_totals(const table_t *t)
+static void report_spec(const table_t *t, uint32_t i)
+{
+    char name[300];
+    const total_t *s = &t->totals[i];
+    const char *isa = node_isa_name(node_engine_isa(t->b->node->engine));
+    bench_note("%s, %s: gain %.3f over the texts, worst %.3f, %.3f of what is promised, match chance %.3f; with the "
+               "n-gram source %.3f, at least %.3f of the better of the two",
+               t->label, t->b->specs[i], exp(s->log_gain / s->n), s->worst, exp(s->log_vs_model / s->n),
+               spec_chance(&s->fixed), exp(s->log_both / s->n), s->worst_both);
+    if (t->pays_from[i] != 0)
+        bench_note("%s on %s: pays from %u tokens", t->b->specs[i], isa, t->pays_from[i]);
+    else
+        bench_note("%s on %s: pays nowhere up to %u tokens", t->b->specs[i], isa,
+                   node_engine_info(t->b->node->engine)->context);
+    snprintf(name, sizeof name, "%s %.200s gain, automatic, over the texts", t->label, t->b->specs[i]);
+    bench_row(name, "x", &s->gains);
+}
+
+static void figure(const table_t *t, const char *what, const char *of, double value)
 {
     char name[100];
-    double best = 0, vs_model = 0, worst = 1e9;
+    snprintf(name, sizeof name, "speculate_%s_%s_b1%s", what, t->label, of);
+    bench_figure(name, value);
+}
+
+/* Figures are those of the copy that gains most over the texts. */
+static void report_totals(const table_t *t)
+{
+    const total_t *best = &t->totals[0];
+    double worst = 1e9, n = best->n;
+    uint32_t at = 0;
     for (uint32_t i = 0; i < t->b->n_specs; i++) {
         const total_t *s = &t->totals[i];
-        double gain = exp(s->log_gain / s->n);
-        bench_note("%s, %s: gain %.3f over the texts, worst %.3f, %.3f of what is promised, match chance %.3f",
-                   t->label, t->b->specs[i], gain, s->worst, exp(s->log_vs_model / s->n), spec_chance(&s->fixed));
-        if (t->pays_from[i] != 0)
-            bench_note("%s on %s: pays from %u tokens", t->b->specs[i],
-                       node_isa_name(node_engine_isa(t->b->node->engine)), t->pays_from[i]);
-        else
-            bench_note("%s on %s: pays nowhere up to %u tokens", t->b->specs[i],
-                       node_isa_name(node_engine_isa(t->b->node->engine)),
-                       node_engine_info(t->b->node->engine)->context);
-        if (gain > best) {
-            best = gain;
-            vs_model = exp(s->log_vs_model / s->n);
+        report_spec(t, i);
+        if (s->log_gain > best->log_gain) {
+            best = s;
+            at = i;
         }
         worst = VC_MIN(worst, s->worst);
     }
-    snprintf(name, sizeof name, "speculate_gain_%s_b1", t->label);
-    bench_figure(name, best);
-    snprintf(name, sizeof name, "speculate_min_%s_b1", t->label);
-    bench_figure(name, worst);
+    bench_note("%s: the best copy is %s", t->label, t->b->specs[at]);
+    figure(t, "gain", "", exp(best->log_gain / n));
+    figure(t, "gain", "_source", exp(best->log_both / n));
+    figure(t, "gain", "_source_alone", exp(t->log_alone / n));
+    figure(t, "both_vs_part", "", best->worst_both);
+    figure(t, "min", "", worst);
     if (strcmp(t->label, "8k") == 0)
-        bench_figure("speculate_vs_model", vs_model);
+        bench_figure("speculate_vs_model", exp(best->log_vs_model / n));
 }
 
 void spec_table(const spec_bench_t *b, uint32_t n_tokens, const char *label)
@@ -175,5 +217,7 @@ void spec_table(const spec_bench_t *b, uint32_t n_tokens, const char *label)
         spec_prompt_free(&t->prompt);
     }
     report_totals(t);
+    for (uint32_t i = 0; i < b->n_specs; i++)
+        bench_samples_free(&t->totals[i].gains);
     vc_free(t);
 }

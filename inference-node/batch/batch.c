@@ -60,6 +60,7 @@ vc_status_t node_batch_create(const node_batch_opts_t *opts, node_batch_t **batc
     b->next_id = 1;
     b->max_rows = node_engine_max_rows(opts->engine);
     node_share_init(&b->share);
+    node_gain_init(&b->gain);
     b->members = vc_calloc(opts->max_requests, sizeof *b->members);
     b->order = vc_calloc(opts->max_requests, sizeof *b->order);
     b->tasks = vc_calloc(opts->max_running, sizeof *b->tasks);

@@ -4,6 +4,7 @@
 #define NODE_BATCH_INT_H
 
 #include "batch/batch.h"
+#include "batch/gain.h"
 #include "batch/share.h"
 #include "speculate/cascade.h"
 
@@ -54,6 +55,7 @@ struct node_batch {
     node_batch_opts_t opt;
     node_schedule_t *schedule;
     node_share_t share;
+    node_gain_t gain;            /* of drafting, with full KV in memory */
     member_t *members;           /* [max_requests] */
     member_t **order;            /* [max_requests] scratch */
     node_schedule_task_t *tasks; /* [max_running] */

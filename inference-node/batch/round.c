@@ -62,7 +62,8 @@ node_schedule_cost_t batch_round_cost(node_batch_t *b, member_t *m)
     double link_us = batch_link_us(b, m);
     if (m->d != NULL)
         expect(b, m);
-    bool pays = m->drafts && (node_length_begin(&m->length) || link_us > 0);
+    bool may = b->pool != NULL || node_gain_may_draft(&b->gain, b->info.n_running);
+    bool pays = m->drafts && ((may && node_length_begin(&m->length)) || link_us > 0);
     m->plain = !m->drafts || (b->opt.draft_length == NODE_DRAFT_AUTO && !pays);
     if (b->opt.draft_length != NODE_DRAFT_AUTO)
         none.min_draft = m->drafts ? b->opt.draft_length : 0;
@@ -133,17 +134,32 @@ static void show(node_batch_t *b, member_t *m)
         b->opt.committed(b->opt.arg, m->user, &m->verdict);
 }
 
+/* Full KV of all that run. */
+static double running_kilotokens(const node_batch_t *b)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < b->opt.max_requests; i++)
+        if (b->members[i].state == MEMBER_RUNNING)
+            sum += node_verifier_kv(b->members[i].v)->n_tokens / 1000.0;
+    return sum;
+}
+
 static vc_status_t verified(node_batch_t *b, member_t *m, double us, vc_err_t *err)
 {
     const node_verdict_t *verdict = &m->verdict;
     m->verify_us += us;
     m->n_plain_rounds += verdict->n_drafts == 0;
-    node_length_end(&m->length, &(node_length_round_t){.n_drafts = verdict->n_drafts,
-                                                       .n_accepted = verdict->n_accepted,
-                                                       .n_tokens = verdict->n_tokens,
-                                                       .draft_us = m->round_us,
-                                                       .verify_us = us});
+    if (verdict->n_drafts > 0 && m->n_proposals > 0)
+        node_length_end_elsewhere(&m->length, verdict->n_drafts + 1, us);
+    else
+        node_length_end(&m->length, &(node_length_round_t){.n_drafts = verdict->n_drafts,
+                                                           .n_accepted = verdict->n_accepted,
+                                                           .n_tokens = verdict->n_tokens,
+                                                           .draft_us = m->round_us,
+                                                           .verify_us = us});
     learn_source(b, m, us);
+    if (m->n_proposals == 0)
+        node_gain_round(&b->gain, b->info.n_running, running_kilotokens(b), verdict->n_tokens, m->round_us + us);
     m->round_us = 0;
     m->link_had = 0;
     m->shared = false;
@@ -212,6 +228,8 @@ void batch_account(node_batch_t *b, double us)
     }
     if (n > 0)
         node_share_learn(&b->share, &whole, us);
+    if (n > 0 && n == b->info.n_running && whole.n[NODE_SHARE_VERIFY] == n && whole.n[NODE_SHARE_DRAFTS] == 0)
+        node_gain_plain(&b->gain, n, whole.n[NODE_SHARE_KILOTOKENS], us);
     for (uint32_t i = 0; i < b->opt.max_requests; i++) {
         member_t *m = &b->members[i];
         if (m->work == WORK_NONE || !m->done)
