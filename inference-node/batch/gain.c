@@ -6,7 +6,7 @@
 #define KEEP 0.985         /* of the sums per round */
 #define TRIAL_ROUNDS 24u   /* that say something of drafting */
 #define LOOK_ITERATIONS 3u /* that say something of plain passes */
-#define LOOK_ROUNDS 64u     /* and no longer, */
+#define LOOK_ROUNDS 64u    /* and no longer, */
 #define LOOK_FIRST 8u      /* rounds without a plain iteration at the beginning, */
 #define LOOK_AGAIN 1024u   /* and later */
 #define SHARE 0.01         /* of the plain time that trials may lose */

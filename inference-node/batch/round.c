@@ -144,22 +144,28 @@ static double running_kilotokens(const node_batch_t *b)
     return sum;
 }
 
+static void learn(node_batch_t *b, member_t *m, double us)
+{
+    const node_verdict_t *v = &m->verdict;
+    learn_source(b, m, us);
+    if (v->n_drafts > 0 && m->n_proposals > 0) {
+        node_length_end_elsewhere(&m->length, v->n_drafts + 1, us);
+        return;
+    }
+    node_length_end(&m->length, &(node_length_round_t){.n_drafts = v->n_drafts,
+                                                       .n_accepted = v->n_accepted,
+                                                       .n_tokens = v->n_tokens,
+                                                       .draft_us = m->round_us,
+                                                       .verify_us = us});
+    node_gain_round(&b->gain, b->info.n_running, running_kilotokens(b), v->n_tokens, m->round_us + us);
+}
+
 static vc_status_t verified(node_batch_t *b, member_t *m, double us, vc_err_t *err)
 {
     const node_verdict_t *verdict = &m->verdict;
     m->verify_us += us;
     m->n_plain_rounds += verdict->n_drafts == 0;
-    if (verdict->n_drafts > 0 && m->n_proposals > 0)
-        node_length_end_elsewhere(&m->length, verdict->n_drafts + 1, us);
-    else
-        node_length_end(&m->length, &(node_length_round_t){.n_drafts = verdict->n_drafts,
-                                                           .n_accepted = verdict->n_accepted,
-                                                           .n_tokens = verdict->n_tokens,
-                                                           .draft_us = m->round_us,
-                                                           .verify_us = us});
-    learn_source(b, m, us);
-    if (m->n_proposals == 0)
-        node_gain_round(&b->gain, b->info.n_running, running_kilotokens(b), verdict->n_tokens, m->round_us + us);
+    learn(b, m, us);
     m->round_us = 0;
     m->link_had = 0;
     m->shared = false;
