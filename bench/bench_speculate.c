@@ -60,7 +60,8 @@ static void read_options(spec_bench_t *b)
     if (b->n_kinds == 0)
         bench_fail("--texts %s: none of prose, chat, code, retrieval", texts);
     snprintf(list, sizeof list, "%s",
-             bench_option("compressors", "rot:bits=4;snapkv:keep=0.25;snapkv:keep=0.25+rot:bits=4"));
+             bench_option("compressors",
+                          "rot:bits=4;snapkv:keep=0.25;snapkv:keep=0.25+rot:bits=4;kvzip:keep=0.25+rot:bits=4"));
     for (char *save = NULL, *spec = strtok_r(list, ";", &save); spec && b->n_specs < SPEC_COMPRESSORS;
          spec = strtok_r(NULL, ";", &save))
         snprintf(b->specs[b->n_specs++], sizeof b->specs[0], "%.*s", (int)sizeof b->specs[0] - 1, spec);
