@@ -74,7 +74,8 @@ typedef struct crash_counts {                                           /* over 
 
 typedef struct crash_model {
     _Atomic uint8_t objects[2][CRASH_CHAINS][CRASH_BLOCKS]; /* CRASH_MAY ... */
-    _Atomic uint32_t deletes[CRASH_CHAINS];                 /* begun */
+    _Atomic uint32_t deletes_begun[CRASH_CHAINS];           /* counted before the call */
+    _Atomic uint32_t deletes_ended[CRASH_CHAINS];           /* counted after it, and after its flags */
     _Atomic uint32_t touched[CRASH_CHAINS];                 /* life that last wrote it */
     crash_unit_t units[CRASH_WRITERS];
     crash_ticket_t leases[CRASH_THREADS], uploads[CRASH_WRITERS];

@@ -243,6 +243,8 @@ static void take_over(check_t *c)
             }
         }
     }
+    for (uint32_t chain = 0; chain < CRASH_CHAINS; chain++) /* a kill ended those that were under way */
+        c->model->deletes_ended[chain] = c->model->deletes_begun[chain];
     for (uint32_t w = 0; w < CRASH_WRITERS; w++)
         c->model->units[w].step = CRASH_IDLE;
     c->model->counts.rebuilds += c->model->is_rebuilt;

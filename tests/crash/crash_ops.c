@@ -148,14 +148,21 @@ void crash_write_something(crash_worker_t *w)
 
 /* ---- readers ---- */
 
+/* A delete has come between then and now, or may have: one that began before then and had not ended takes its effect at
+ * any time after. n_ended: how many had ended then. */
+static bool was_deleted_since(const crash_model_t *model, uint32_t chain, uint32_t n_ended)
+{
+    return model->deletes_begun[chain] != n_ended;
+}
+
 static void read_leased(crash_worker_t *w, uint32_t chain, uint32_t f, uint32_t b, const cs_lookup_result_t *r,
-                        uint32_t n_deletes)
+                        uint32_t n_ended)
 {
     cs_pin_t pin;
     vc_status_t status =
         cs_store_pin_leased(w->fx->store, cs_store_boot_id(w->fx->store), r->lease_id, &r->token, f, b, &pin);
     if (status != VC_OK) {
-        bool is_deleted = status == VC_ERR_NOT_FOUND && w->model->deletes[chain] != n_deletes;
+        bool is_deleted = status == VC_ERR_NOT_FOUND && was_deleted_since(w->model, chain, n_ended);
         if (!w->model->tolerates_errors && !is_deleted)
             crash_fail(w->model, "chain %u block %u copy %u was leased and cannot be pinned: %s", chain, b, f,
                        vc_status_name(status));
@@ -187,7 +194,7 @@ void crash_read_something(crash_worker_t *w)
     for (uint32_t i = 0; i < CRASH_WRITERS; i++)
         most = VC_MAX(most, w->model->next_chain[i]);
     uint32_t chain = below(w, VC_MIN(most + 1, CRASH_CHAINS));
-    uint32_t n_deletes = w->model->deletes[chain]; /* counted before the call that deletes */
+    uint32_t n_ended = w->model->deletes_ended[chain];
     vc_status_t status = cs_store_lookup(w->fx->store, &w->fx->ks_id, w->model->hashes[chain], CRASH_BLOCKS,
                                          w->fx->fids, 2, true, &r, NULL);
     if (!is_fine(w, status, "lookup"))
@@ -195,10 +202,10 @@ void crash_read_something(crash_worker_t *w)
     w->model->counts.lookups++;
     for (uint32_t f = 0; f < 2; f++) {
         for (uint32_t b = 0; b < r.n_blocks[f]; b++) {
-            if (!(w->model->objects[f][chain][b] & CRASH_MAY) && w->model->deletes[chain] == n_deletes)
+            if (!(w->model->objects[f][chain][b] & CRASH_MAY) && !was_deleted_since(w->model, chain, n_ended))
                 crash_fail(w->model, "a lookup finds chain %u block %u copy %u, which was never committed", chain, b,
                            f);
-            read_leased(w, chain, f, b, &r, n_deletes);
+            read_leased(w, chain, f, b, &r, n_ended);
         }
     }
     if (r.lease_id == 0)
@@ -230,13 +237,14 @@ static uint32_t own_chain(crash_worker_t *w)
 static void delete_chain(crash_worker_t *w, const crash_unit_t *all, const cs_chain_ref_t *ref)
 {
     cs_chain_sum_t sum;
-    w->model->deletes[all->chain]++;
+    w->model->deletes_begun[all->chain]++;
     flag(w->model, all, 0, CRASH_MUST | CRASH_PINNED);
     vc_status_t status = cs_store_delete(w->fx->store, ref, &sum, NULL);
     if (status == VC_ERR_NOT_FOUND || is_fine(w, status, "delete")) {
         flag(w->model, all, 0, CRASH_MAY);
         w->model->counts.deletes++;
     }
+    w->model->deletes_ended[all->chain]++;
 }
 
 static void pin_chain(crash_worker_t *w, const crash_unit_t *all, const cs_chain_ref_t *ref)
