@@ -211,6 +211,7 @@ vc_status_t node_batch_add(node_batch_t *b, const node_batch_request_t *r, uint6
     m->end = position_end(b, &vo, r->n_prompt);
     m->body = r->body ? node_body_get(r->body) : NULL;
     node_length_init(&m->length, batch_max_draft(b));
+    node_choice_init(&m->choice);
     if (id_p)
         *id_p = m->id;
     return VC_OK;
@@ -302,7 +303,6 @@ static vc_status_t make_drafter(node_batch_t *b, member_t *m, vc_err_t *err)
     o.max_draft = batch_max_draft(b);
     o.source = m->source;
     o.clock = NULL; /* its passes are those of others too */
-    node_cascade_init(&m->direct, true);
     return node_drafter_create(&o, tokens, n, &m->d, err);
 }
 
@@ -310,12 +310,14 @@ static void start_running(node_batch_t *b, member_t *m)
 {
     vc_err_t err = {0};
     vc_status_t st = make_drafter(b, m, &err);
+    node_schedule_request_t r = {.compressed_bytes = m->body ? m->body->bytes : 0};
     batch_round_first(b, m);
+    if (st == VC_OK)
+        st = batch_round_begin(b, m, &r.cost, &err);
     if (st == VC_OK) {
         uint32_t n;
         (void)node_verifier_tokens(m->v, &n);
-        node_schedule_request_t r = {
-            .compressed_bytes = m->body ? m->body->bytes : 0, .remaining = m->end - n, .cost = batch_round_cost(b, m)};
+        r.remaining = m->end - n;
         batch_link_full(b, m, &r);
         batch_link_budgets(b, &r);
         st = node_schedule_add(b->schedule, &r, &m->schedule_id, &err);

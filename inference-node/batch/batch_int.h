@@ -6,7 +6,7 @@
 #include "batch/batch.h"
 #include "batch/gain.h"
 #include "batch/share.h"
-#include "speculate/cascade.h"
+#include "speculate/choice.h"
 
 typedef enum {
     MEMBER_FREE,
@@ -36,8 +36,8 @@ typedef struct member {
     bool plain;  /* no drafts in this round */
     double round_us, draft_us, verify_us;
     uint64_t n_plain_rounds, n_source_rounds, direct_proposed, direct_accepted;
-    node_cascade_t direct;                            /* proposals of the source for the verifier alone */
-    uint32_t proposals[NODE_SOURCE_MAX], n_proposals; /* such, in this round */
+    node_choice_t choice;                             /* of what the round is, with an automatic length */
+    uint32_t proposals[NODE_SOURCE_MAX], n_proposals; /* of the source straight to the verifier, in this round */
     /* this iteration */
     work_t work;
     bool in_pass, done;                      /* planned; came out of its pass */
@@ -90,10 +90,9 @@ uint32_t batch_collect(node_batch_t *b, member_state_t state);
 void batch_run(node_batch_t *b);
 
 /* round.c */
-/* Proposals of the source for a round without drafts, as many as pay. */
-vc_status_t batch_round_propose(node_batch_t *b, member_t *m, vc_err_t *err);
 void batch_round_first(const node_batch_t *b, member_t *m);
-node_schedule_cost_t batch_round_cost(node_batch_t *b, member_t *m);
+/* What the coming round is, and its costs for the schedule. */
+vc_status_t batch_round_begin(node_batch_t *b, member_t *m, node_schedule_cost_t *cost_p, vc_err_t *err);
 /* After the passes, before the schedule's end: shares the time out, tells lengths and schedule. */
 void batch_account(node_batch_t *b, double us);
 

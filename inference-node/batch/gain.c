@@ -29,6 +29,12 @@ static uint32_t width_of(uint32_t n_requests)
 
 bool node_gain_may_draft(const node_gain_t *g, uint32_t n_requests) { return !g->at[width_of(n_requests)].off; }
 
+bool node_gain_looks(const node_gain_t *g, uint32_t n_requests)
+{
+    uint32_t w = width_of(n_requests);
+    return g->at[w].off && g->at[w].looks;
+}
+
 static node_share_load_t load_of(uint32_t n_requests, double kilotokens)
 {
     node_share_load_t load = {.n = {1}};
@@ -53,16 +59,30 @@ void node_gain_plain(node_gain_t *g, uint32_t n_requests, double kilotokens, dou
     node_share_learn(&g->plain, &load, us);
     g->at[w].n_plain++;
     g->at[w].since = 0;
-    if (!g->at[w].off)
-        return;
-    g->at[w].credit_us += SHARE * us;
-    if (g->at[w].looks) {
-        if (g->at[w].n_plain >= LOOK_ITERATIONS)
-            turn(g, w, false, false);
-    } else if (g->at[w].credit_us >= g->at[w].lost_us) {
-        g->at[w].credit_us = g->at[w].took_us = g->at[w].worth_us = 0;
+    if (g->at[w].off && g->at[w].looks && g->at[w].n_plain >= LOOK_ITERATIONS)
         turn(g, w, false, false);
+}
+
+/* A round while it is off. */
+static void wait(node_gain_t *g, uint32_t w, double us)
+{
+    if (g->at[w].looks) {
+        if (++g->at[w].n_rounds > LOOK_ROUNDS)
+            turn(g, w, false, false); /* others than drafts keep iterations from being plain */
+        return;
     }
+    g->at[w].credit_us += SHARE * us;
+    if (g->at[w].credit_us < g->at[w].lost_us)
+        return;
+    g->at[w].credit_us = g->at[w].took_us = g->at[w].worth_us = 0;
+    turn(g, w, false, false);
+}
+
+void node_gain_elsewhere(node_gain_t *g, uint32_t n_requests, double us)
+{
+    uint32_t w = width_of(n_requests);
+    if (n_requests && g->at[w].off)
+        wait(g, w, us);
 }
 
 void node_gain_round(node_gain_t *g, uint32_t n_requests, double kilotokens, uint32_t n_tokens, double us)
@@ -71,8 +91,7 @@ void node_gain_round(node_gain_t *g, uint32_t n_requests, double kilotokens, uin
     if (!n_requests)
         return;
     if (g->at[w].off) {
-        if (g->at[w].looks && ++g->at[w].n_rounds > LOOK_ROUNDS)
-            turn(g, w, false, false); /* others than drafts keep iterations from being plain */
+        wait(g, w, us);
         return;
     }
     g->at[w].n_rounds++;

@@ -6,7 +6,10 @@
  *
  *   on    rounds are held to plain ones; after some that lost together: off. Now and then, and at the beginning, off
  *         for a few plain iterations where there were none to hold them to
- *   off   plain; on again once a hundredth of the time covers what the last trial lost
+ *   off   nobody drafts; on again once a hundredth of the time covers what the last trial lost
+ *
+ * Rounds with proposals of a source (speculate/choice.h) are no drafting and no plain decoding: they are part of the
+ * time that a trial is paid from, and say nothing else.
  *
  * By the number of requests that run: one alone may gain by what four do not.
  */
@@ -33,9 +36,14 @@ typedef struct node_gain {
 void node_gain_init(node_gain_t *g);
 /* Whether requests that begin a round now may draft in it. */
 bool node_gain_may_draft(const node_gain_t *g, uint32_t n_requests);
-/* An iteration of nothing but plain rounds of n_requests, whose full KV has so many tokens together. */
+/* An iteration of nothing but plain rounds of n_requests, whose full KV has so many tokens together; told before these
+ * rounds are. */
 void node_gain_plain(node_gain_t *g, uint32_t n_requests, double kilotokens, double us);
-/* A round of one of n_requests ended: its tokens, and its share of the time since its last one. */
+/* Whether it is off only for a few iterations that should be plain: then without proposals of sources too. */
+bool node_gain_looks(const node_gain_t *g, uint32_t n_requests);
+/* A round of one of n_requests ended, drafted or plain: its tokens, and its share of the time since its last one. */
 void node_gain_round(node_gain_t *g, uint32_t n_requests, double kilotokens, uint32_t n_tokens, double us);
+/* The same of a round with proposals of a source. */
+void node_gain_elsewhere(node_gain_t *g, uint32_t n_requests, double us);
 
 #endif

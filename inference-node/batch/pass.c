@@ -177,13 +177,11 @@ void batch_run(node_batch_t *b)
                 continue;
             m->done = m->enough = false;
             m->n_picks = 0;
-            vc_status_t st = batch_round_propose(b, m, &own);
-            if (st == VC_OK && n_rows + rows_needed(m) > b->max_rows) {
+            if (n_rows + rows_needed(m) > b->max_rows) {
                 flush(b, b->order, n);
                 n = n_rows = 0;
             }
-            if (st == VC_OK)
-                st = plan(b, m, b->rows + n_rows, b->max_rows - n_rows, &own);
+            vc_status_t st = plan(b, m, b->rows + n_rows, b->max_rows - n_rows, &own);
             if (st == VC_OK) {
                 m->in_pass = true;
                 b->order[n++] = m;

@@ -35,60 +35,58 @@ static void learn_chance(node_batch_t *b, const node_verdict_t *v)
     }
 }
 
-/* What a round tells of drafting, or of the source alone. */
-static void learn_source(node_batch_t *b, member_t *m, double us)
-{
-    const node_verdict_t *v = &m->verdict;
-    if (v->n_drafts > 0 && m->n_proposals == 0) {
-        learn_chance(b, v);
-        return;
-    }
-    m->n_source_rounds += v->n_drafts > 0;
-    m->direct_proposed += v->n_drafts;
-    m->direct_accepted += v->n_accepted;
-    node_cascade_end(&m->direct, v->n_drafts + 1, v->n_drafts, v->n_tokens, us);
-}
-
 void batch_round_first(const node_batch_t *b, member_t *m)
 {
     if (b->chance_seen >= CHANCE_WEIGHT)
         node_length_expect_chance(&m->length, b->chance_hits / b->chance_seen, CHANCE_WEIGHT);
 }
 
-/* Costs for the coming round. In memory the rule of speculate/length says whether to draft at all. */
-node_schedule_cost_t batch_round_cost(node_batch_t *b, member_t *m)
-{
-    node_schedule_cost_t none = {.verify_us = 1}; /* a chance of 0: no drafts */
-    double link_us = batch_link_us(b, m);
-    if (m->d != NULL)
-        expect(b, m);
-    bool may = b->pool != NULL || node_gain_may_draft(&b->gain, b->info.n_running);
-    bool pays = m->drafts && ((may && node_length_begin(&m->length)) || link_us > 0);
-    m->plain = !m->drafts || (b->opt.draft_length == NODE_DRAFT_AUTO && !pays);
-    if (b->opt.draft_length != NODE_DRAFT_AUTO)
-        none.min_draft = m->drafts ? b->opt.draft_length : 0;
-    if (m->plain || b->opt.draft_length != NODE_DRAFT_AUTO)
-        return none;
-    node_schedule_cost_t cost = node_schedule_cost_of(&m->length, link_us);
-    cost.min_draft = link_us > 0 && node_length_draft_us(&m->length) <= 0 ? FIRST_ON_LINK : 1;
-    return cost;
-}
-
-vc_status_t batch_round_propose(node_batch_t *b, member_t *m, vc_err_t *err)
+/* What speculate/choice makes of the round. On the link rounds are drafted in any case, and begin with what they are to
+ * hold; a look at plain iterations (gain) is one without proposals too. */
+static vc_status_t choose(node_batch_t *b, member_t *m, double link_us, node_choice_kind_t *kind_p, vc_err_t *err)
 {
     node_proposal_t p[NODE_SOURCE_MAX];
-    m->n_proposals = 0;
-    if (m->work != WORK_VERIFY || m->source == NULL || b->opt.draft_length != NODE_DRAFT_AUTO ||
-        (m->drafts && (!m->plain || node_drafter_n_pending(m->d) > 0)))
-        return VC_OK;
-    vc_status_t st = node_drafter_drop(m->d, err); /* the source goes on behind what is committed */
-    if (st != VC_OK)
-        return st;
-    uint32_t most = VC_MIN(node_verifier_max_useful(m->v), VC_MIN(NODE_SOURCE_MAX, batch_max_draft(b)));
-    uint32_t n = node_drafter_propose(m->d, most, p);
-    m->n_proposals = node_cascade_choose(&m->direct, p, n);
+    uint32_t n = 0, width = b->info.n_running;
+    bool on_link = m->drafts && link_us > 0;
+    bool may_draft = m->drafts && (b->pool != NULL || node_gain_may_draft(&b->gain, width));
+    bool looks = b->pool == NULL && node_gain_looks(&b->gain, width);
+    if (m->source != NULL && !on_link && !looks) {
+        vc_status_t st = node_drafter_drop(m->d, err); /* the source goes on behind what is committed */
+        if (st != VC_OK)
+            return st;
+        n = node_drafter_propose(m->d, VC_MIN(node_verifier_max_useful(m->v), NODE_SOURCE_MAX), p);
+    }
+    *kind_p = node_choice_begin(&m->choice, &m->length, may_draft, p, n, &m->n_proposals);
     for (uint32_t i = 0; i < m->n_proposals; i++)
         m->proposals[i] = p[i].token;
+    if (on_link)
+        *kind_p = NODE_CHOICE_COPY;
+    return VC_OK;
+}
+
+vc_status_t batch_round_begin(node_batch_t *b, member_t *m, node_schedule_cost_t *cost_p, vc_err_t *err)
+{
+    bool automatic = b->opt.draft_length == NODE_DRAFT_AUTO;
+    double link_us = batch_link_us(b, m);
+    node_choice_kind_t kind = NODE_CHOICE_COPY;
+    *cost_p = (node_schedule_cost_t){.verify_us = 1}; /* a chance of 0: no drafts */
+    m->n_proposals = 0;
+    if (m->d != NULL)
+        expect(b, m);
+    if (automatic && m->d != NULL) {
+        vc_status_t st = choose(b, m, link_us, &kind, err);
+        if (st != VC_OK)
+            return st;
+    }
+    m->plain = !m->drafts || kind != NODE_CHOICE_COPY;
+    if (m->plain)
+        return VC_OK;
+    if (!automatic) {
+        cost_p->min_draft = b->opt.draft_length;
+        return VC_OK;
+    }
+    *cost_p = node_schedule_cost_of(&m->length, link_us);
+    cost_p->min_draft = link_us > 0 && node_length_draft_us(&m->length) <= 0 ? FIRST_ON_LINK : 1;
     return VC_OK;
 }
 
@@ -144,20 +142,29 @@ static double running_kilotokens(const node_batch_t *b)
     return sum;
 }
 
+/* What a round tells of its request, of drafting and of the source. */
 static void learn(node_batch_t *b, member_t *m, double us)
 {
     const node_verdict_t *v = &m->verdict;
-    learn_source(b, m, us);
-    if (v->n_drafts > 0 && m->n_proposals > 0) {
+    node_choice_end(&m->choice, v->tokens, v->n_tokens);
+    bool source = m->n_proposals > 0 && v->n_drafts > 0;
+    if (source) {
+        m->n_source_rounds++;
+        m->direct_proposed += v->n_drafts;
+        m->direct_accepted += v->n_accepted;
         node_length_end_elsewhere(&m->length, v->n_drafts + 1, us);
-        return;
+    } else {
+        learn_chance(b, v);
+        node_length_end(&m->length, &(node_length_round_t){.n_drafts = v->n_drafts,
+                                                           .n_accepted = v->n_accepted,
+                                                           .n_tokens = v->n_tokens,
+                                                           .draft_us = m->round_us,
+                                                           .verify_us = us});
     }
-    node_length_end(&m->length, &(node_length_round_t){.n_drafts = v->n_drafts,
-                                                       .n_accepted = v->n_accepted,
-                                                       .n_tokens = v->n_tokens,
-                                                       .draft_us = m->round_us,
-                                                       .verify_us = us});
-    node_gain_round(&b->gain, b->info.n_running, running_kilotokens(b), v->n_tokens, m->round_us + us);
+    if (source)
+        node_gain_elsewhere(&b->gain, b->info.n_running, us);
+    else
+        node_gain_round(&b->gain, b->info.n_running, running_kilotokens(b), v->n_tokens, m->round_us + us);
 }
 
 static vc_status_t verified(node_batch_t *b, member_t *m, double us, vc_err_t *err)
@@ -177,8 +184,8 @@ static vc_status_t verified(node_batch_t *b, member_t *m, double us, vc_err_t *e
         return st;
     bool ended = verdict->finish != NODE_FINISH_NONE;
     node_schedule_cost_t cost = {0};
-    if (!ended)
-        cost = batch_round_cost(b, m);
+    if (!ended && (st = batch_round_begin(b, m, &cost, err)) != VC_OK)
+        return st;
     st = node_schedule_verified(b->schedule, m->schedule_id, verdict->n_tokens, ended, ended ? NULL : &cost);
     node_schedule_request_t grown = {0};
     batch_link_full(b, m, &grown);

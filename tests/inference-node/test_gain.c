@@ -23,6 +23,8 @@ static void play(node_gain_t *g, world_t *w, uint32_t n_tokens)
             w->tokens += tokens;
         } else {
             node_gain_plain(g, N, 8, w->plain_us);
+            for (int i = 0; i < N; i++)
+                node_gain_round(g, N, 8, 1, w->plain_us / N);
             w->us += w->plain_us;
             w->tokens += N;
             w->plain_tokens += N;
@@ -82,6 +84,25 @@ Test(gain, other_numbers_of_requests_have_answers_of_their_own)
     cr_assert_not(node_gain_may_draft(&g, 3));
 }
 
+Test(gain, trials_come_where_a_source_keeps_all_iterations_from_being_plain)
+{
+    node_gain_t g;
+    world_t w = {.plain_us = 10000, .gain = 0.7};
+    node_gain_init(&g);
+    while (node_gain_may_draft(&g, N) || node_gain_looks(&g, N))
+        play(&g, &w, 4);
+    uint32_t rounds = 0;
+    for (; !node_gain_may_draft(&g, N) && rounds < 100000; rounds++) {
+        cr_assert_not(node_gain_looks(&g, N));
+        node_gain_elsewhere(&g, N, w.plain_us / N);
+    }
+    cr_assert_gt(rounds, 100); /* it was paid for */
+    cr_assert_lt(rounds, 100000);
+    for (uint32_t i = 0; i < 1000; i++)
+        node_gain_elsewhere(&g, N, 1e9);
+    cr_assert(node_gain_may_draft(&g, N), "a source's rounds tell nothing of drafting");
+}
+
 Test(gain, a_look_ends_where_no_iteration_is_plain)
 {
     node_gain_t g;
@@ -90,7 +111,11 @@ Test(gain, a_look_ends_where_no_iteration_is_plain)
     for (; node_gain_may_draft(&g, N); rounds++)
         node_gain_round(&g, N, 8, 1, 1000);
     cr_assert_lt(rounds, 20);
+    cr_assert(node_gain_looks(&g, N));
     for (rounds = 0; !node_gain_may_draft(&g, N); rounds++)
-        node_gain_round(&g, N, 8, 1, 1000);
+        if (rounds % 2)
+            node_gain_round(&g, N, 8, 1, 1000);
+        else
+            node_gain_elsewhere(&g, N, 1000);
     cr_assert_lt(rounds, 100);
 }

@@ -88,6 +88,25 @@ Test(identity_batch, one_to_eight_requests_in_memory_commit_what_each_commits_al
     batching_close(&f);
 }
 
+/* Every look at it is a millisecond later: passes of all widths take the same time. */
+static uint64_t next_ms(void *arg) { return *(uint64_t *)arg += 1000; }
+
+Test(identity_batch, a_sources_proposals_are_rounds_of_their_own_where_rows_cost_nothing)
+{
+    uint64_t now_us = 0;
+    const vc_clock_t clock = {.mono_us = next_ms, .wall_us = next_ms, .arg = &now_us};
+    batching_t f;
+    setup(&f, short_prompts);
+    for (uint32_t copy = 0; copy < 2; copy++) {
+        batching_run_t r = {
+            .f = &f, .spec = copy ? "rot:bits=4" : NULL, .n = 4, .x = NODE_DRAFT_AUTO, .source = true, .clock = &clock};
+        batching_go(&r);
+        cr_assert_gt(r.n_source_rounds, 0, "%s", copy ? "beside a copy" : "alone");
+        cr_assert(copy || r.info.draft_rows == 0);
+    }
+    batching_close(&f);
+}
+
 Test(identity_batch, late_arrivals_and_cancellations_change_nothing_for_the_others)
 {
     batching_t f;

@@ -38,6 +38,7 @@ typedef struct batching_run {
     /* what came out */
     uint64_t ids[BATCHING_MAX];
     uint32_t n_compressed, n_ended[BATCHING_MAX], n_cancelled, n_damaged;
+    uint64_t n_source_rounds;
     gen_result_t got[BATCHING_MAX];
     node_batch_info_t info;
 } batching_run_t;
@@ -127,6 +128,7 @@ static void batching_ended(void *arg, const node_batch_end_t *end)
     uint32_t i = (uint32_t)(uintptr_t)end->user;
     cr_assert_eq(end->id, r->ids[i]);
     r->n_ended[i]++;
+    r->n_source_rounds += end->n_source_rounds;
     if (end->status == VC_ERR_CANCELLED) {
         r->n_cancelled++;
         return;
@@ -172,6 +174,7 @@ static node_batch_t *batching_create(batching_run_t *r)
     o.arg = r;
     o.compress = r->spec || r->specs ? batching_compress : NULL;
     o.source = r->source ? batching_source : NULL;
+    o.clock = r->clock ? r->clock : o.clock;
     if (r->dir) {
         node_kv_dims_t d;
         node_engine_kv_dims(r->f->engine, &d);
@@ -179,7 +182,6 @@ static node_batch_t *batching_create(batching_run_t *r)
         o.kv_dir = r->dir;
         o.max_tokens = 1024;
         o.window = r->window ? r->window : 32;
-        o.clock = r->clock ? r->clock : o.clock;
         o.link_rate = 1e8 * (double)(1 + r->delay_seed % 5);
         o.delay_seed = r->delay_seed;
     }
