@@ -205,27 +205,17 @@ INLINE share_t share_of(const node_attn_t *a, uint32_t q0, uint32_t nq, uint32_t
     return (share_t){rows * q0 / a->n_q, rows * (q0 + nq) / a->n_q};
 }
 
-/* acc[q][s] += sum over r of mat[r][16 s ...] * coef[q][r], r ascending: scores (mat = K, lanes = tokens, r = dim) and
- * outputs (mat = V, lanes = dims, r = token) are the same loop. ahead: the same rows of the tile that comes next, asked
- * for from memory meanwhile; NULL where there is none. */
-INLINE void chains(v16 acc[ATTN_NQ][ATTN_NS], const uint16_t *mat, const uint16_t *ahead, share_t share,
-                   size_t mat_stride, const float *coef, size_t coef_stride, uint32_t n, bool once, const int nq,
-                   const int ns)
+INLINE void ask_row(const uint16_t *ahead, share_t share, uint32_t r, size_t stride, bool once, const int ns)
 {
-    for (uint32_t r = 0; r < n; r++) {
-        v16 w[ATTN_NS];
-        if (ahead != NULL && ASKS_ROW(share, r, (uintptr_t)ahead))
-            for (int s = 0; s < ns; s += 2)
-                node_ask(ahead + r * mat_stride + (size_t)s * 16, once);
-        for (int s = 0; s < ns; s++)
-            w[s] = v16_load_f16(mat + r * mat_stride + (size_t)s * 16);
-        for (int q = 0; q < nq; q++) {
-            v16 c = v16_set1(coef[(size_t)q * coef_stride + r]);
-            for (int s = 0; s < ns; s++)
-                acc[q][s] = v16_fma(w[s], c, acc[q][s]);
-        }
-    }
+    if (ahead != NULL && ASKS_ROW(share, r, (uintptr_t)ahead))
+        for (int s = 0; s < ns; s += 2)
+            node_ask(ahead + r * stride + (size_t)s * 16, once);
 }
+
+#ifndef ATTN_ORDER
+#define ATTN_ORDER "kernels/attn_order.h"
+#endif
+#include ATTN_ORDER
 
 INLINE void scores_of_dim(const node_attn_t *a, uint32_t q0, const uint16_t *k, const uint16_t *ahead, size_t dim,
                           const int nq, const int ns)
@@ -277,7 +267,7 @@ INLINE v16 seen_scores(const float *p, uint32_t i, uint32_t n)
 INLINE void softmax_rows(const node_attn_t *a, uint32_t q0, float *factor, const int nq, const bool all)
 {
     v16 x[ATTN_NQ];
-    float m[16], l[16];
+    float m[16];
     for (int q = 0; q < nq; q++) {
         const float *p = a->p + (q0 + (size_t)q) * NODE_ATTN_TILE;
         const uint32_t n = all ? NODE_ATTN_TILE : a->n_valid[q0 + (uint32_t)q];
@@ -287,11 +277,16 @@ INLINE void softmax_rows(const node_attn_t *a, uint32_t q0, float *factor, const
     const v16 before = v16_load_n(a->m + q0, (uint32_t)nq), top = v16_max(before, v16_hmax_each(x, nq));
     const v16 f = v16_exp2_low(v16_sub(before, top));
     v16_store(m, top);
+    v16_store_n(factor, f, (uint32_t)nq);
     for (int q = 0; q < nq; q++) {
         float *p = a->p + (q0 + (size_t)q) * NODE_ATTN_TILE;
         const uint32_t n = all ? NODE_ATTN_TILE : a->n_valid[q0 + (uint32_t)q];
-        if (n == 0)
+        if (n == 0) {
+            m[q] = a->m[q0 + (uint32_t)q];
+            factor[q] = 1.0f;
+            x[q] = v16_set1(0.0f);
             continue;
+        }
         v16 s[4];
         for (uint32_t i = 0; i < 4; i++) {
             s[i] = v16_exp2_low(v16_sub(seen_scores(p, i, n), v16_set1(m[q])));
@@ -299,22 +294,8 @@ INLINE void softmax_rows(const node_attn_t *a, uint32_t q0, float *factor, const
         }
         x[q] = v16_add(v16_add(s[0], s[1]), v16_add(s[2], s[3]));
     }
-    const v16 sum = v16_fma(v16_load_n(a->l + q0, (uint32_t)nq), f, v16_sum_each(x, nq));
-    v16_store_n(factor, f, (uint32_t)nq);
-    if (all) {
-        v16_store_n(a->m + q0, top, (uint32_t)nq);
-        v16_store_n(a->l + q0, sum, (uint32_t)nq);
-        return;
-    }
-    v16_store(l, sum);
-    for (int q = 0; q < nq; q++) {
-        if (a->n_valid[q0 + (uint32_t)q] == 0) {
-            factor[q] = 1.0f;
-            continue;
-        }
-        a->m[q0 + (uint32_t)q] = m[q];
-        a->l[q0 + (uint32_t)q] = l[q];
-    }
+    add_sums(a, q0, x, all ? f : v16_load_n(factor, (uint32_t)nq), nq);
+    v16_store_n(a->m + q0, all ? top : v16_load_n(m, (uint32_t)nq), (uint32_t)nq);
 }
 
 APART void softmax_block(const node_attn_t *a, uint32_t q0, float *factor, const int nq, bool all)
