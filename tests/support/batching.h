@@ -76,7 +76,7 @@ static void batching_engine(batching_t *f, uint32_t max_rows)
 }
 
 /* What the request gives alone. Prompt and pages stay the caller's. */
-static void batching_request(batching_t *f, uint32_t i, const gen_request_t *request)
+__attribute__((unused)) static void batching_request(batching_t *f, uint32_t i, const gen_request_t *request)
 {
     f->requests[i] = *request;
     f->requests[i].engine = f->engine;
@@ -190,7 +190,7 @@ static node_batch_t *batching_create(batching_run_t *r)
 }
 
 /* Requests come one by one and some are cancelled at a moment of the generator's choice. */
-static void batching_go(batching_run_t *r)
+__attribute__((unused)) static void batching_go(batching_run_t *r)
 {
     node_batch_t *b = batching_create(r);
     uint64_t rng = r->seed;
