@@ -18,6 +18,8 @@ typedef int32_t __attribute__((may_alias)) pair_t;
 #define UNROLL _Pragma("GCC unroll 8")
 #endif
 
+enum { STREAM_ROWS = 4 };
+
 /* Ends a sum for the compiler: GCC would reorder the integer additions into a tree that needs twice the registers. */
 #define KEEP(v) __asm__("" : "+x"(v))
 
@@ -64,6 +66,34 @@ LINEAR_INLINE void dot_group(__m256i *s, const uint8_t *group, const pair_t *x, 
         s[i] = _mm256_add_epi32(s[i], odd[i]);
 }
 
+/* The integer part of group g: sums of rows at and following. */
+LINEAR_INLINE void group_sums(__m256i *s, const uint8_t *group, const node_acts_t *a, const pair_t *x, size_t at,
+                              uint32_t g, const int nr, const uint32_t type)
+{
+    for (int i = nr; i < SUM_SETS(nr) * nr; i++)
+        s[2 * i] = s[2 * i + 1] = _mm256_setzero_si256();
+    UNROLL
+    for (int r = 0; r < nr; r++)
+        s[2 * r] = s[2 * r + 1] = type == NODE_W_Q4_0
+                                      ? _mm256_set1_epi32(-8 * a->isum[at + (size_t)r * a->group_stride + g])
+                                      : _mm256_setzero_si256();
+    dot_group(s, group, x + (size_t)g * (NODE_GROUP / 2), a->stride / 2, nr, type);
+}
+
+/* Its scales; at counts the group. */
+LINEAR_INLINE void add_group(v16 *acc, const __m256i *s, const uint16_t *d, const node_acts_t *a, size_t at,
+                             const int nr, const uint32_t type)
+{
+    UNROLL
+    for (int r = 0; r < nr; r++) {
+        size_t i = at + (size_t)r * a->group_stride;
+        v16 dot = {_mm256_cvtepi32_ps(s[2 * r]), _mm256_cvtepi32_ps(s[2 * r + 1])};
+        acc[r] = v16_fma(v16_load_f16(d), v16_mul(dot, v16_set1(a->scale[i])), acc[r]);
+        if (type == NODE_W_Q4_1)
+            acc[r] = v16_fma(v16_load_f16(d + 16), v16_set1(a->sum[i]), acc[r]);
+    }
+}
+
 LINEAR_INLINE void linear_rows(const node_matrix_t *w, uint32_t panel, const uint8_t *ahead, const node_acts_t *a,
                                uint32_t row, float *out, size_t out_stride, const int nr, const uint32_t type)
 {
@@ -81,32 +111,18 @@ LINEAR_INLINE void linear_rows(const node_matrix_t *w, uint32_t panel, const uin
         if (ahead != NULL)
             for (size_t i = 0; i < bytes; i += 64, ahead += 64)
                 node_ask(ahead, nr < 4);
-        for (int i = nr; i < SUM_SETS(nr) * nr; i++)
-            s[2 * i] = s[2 * i + 1] = _mm256_setzero_si256();
-        UNROLL
-        for (int r = 0; r < nr; r++)
-            s[2 * r] = s[2 * r + 1] = type == NODE_W_Q4_0
-                                          ? _mm256_set1_epi32(-8 * a->isum[at + (size_t)r * a->group_stride + g])
-                                          : _mm256_setzero_si256();
-        dot_group(s, group, x + (size_t)g * (NODE_GROUP / 2), a->stride / 2, nr, type);
-        const uint16_t *d = (const uint16_t *)(const void *)(group + codes);
-        UNROLL
-        for (int r = 0; r < nr; r++) {
-            size_t i = at + (size_t)r * a->group_stride + g;
-            v16 dot = {_mm256_cvtepi32_ps(s[2 * r]), _mm256_cvtepi32_ps(s[2 * r + 1])};
-            acc[r] = v16_fma(v16_load_f16(d), v16_mul(dot, v16_set1(a->scale[i])), acc[r]);
-            if (type == NODE_W_Q4_1)
-                acc[r] = v16_fma(v16_load_f16(d + 16), v16_set1(a->sum[i]), acc[r]);
-        }
+        group_sums(s, group, a, x, at, g, nr, type);
+        add_group(acc, s, (const uint16_t *)(const void *)(group + codes), a, at + g, nr, type);
     }
     UNROLL
     for (int r = 0; r < nr; r++)
         store_outputs(w, panel, out + (size_t)r * out_stride, acc[r]);
 }
 
-/* A lone row, panel after panel. */
+/* Few rows, panel after panel: memory takes longer than the arithmetic. */
 LINEAR_INLINE void linear_stream(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, const uint8_t *ahead,
-                                 const node_acts_t *a, uint32_t row, float *out, const uint32_t type)
+                                 const node_acts_t *a, uint32_t row, float *out, size_t out_stride, const int nr,
+                                 const uint32_t type)
 {
     const uint32_t codes = type == NODE_W_Q8_0 ? 512 : 256;
     const size_t bytes = codes + (type == NODE_W_Q4_1 ? 64 : 32), at = row * a->group_stride;
@@ -114,20 +130,19 @@ LINEAR_INLINE void linear_stream(const node_matrix_t *w, uint32_t panel, uint32_
     const uint8_t *group = w->data + panel * w->panel_bytes;
     stream_t stream = stream_begin(group, (panel_end - panel) * w->panel_bytes, ahead);
     for (; panel < panel_end; panel++) {
-        v16 acc = v16_set1(0.0f);
+        v16 acc[STREAM_ROWS];
+        UNROLL
+        for (int r = 0; r < nr; r++)
+            acc[r] = v16_set1(0.0f);
         for (uint32_t g = 0; g < w->n_in / NODE_GROUP; g++, group += bytes) {
-            __m256i s[4];
+            __m256i s[2 * STREAM_ROWS];
             stream_ask(&stream, group, bytes);
-            s[0] = s[1] = type == NODE_W_Q4_0 ? _mm256_set1_epi32(-8 * a->isum[at + g]) : _mm256_setzero_si256();
-            s[2] = s[3] = _mm256_setzero_si256();
-            dot_group(s, group, x + (size_t)g * (NODE_GROUP / 2), 0, 1, type);
-            const uint16_t *d = (const uint16_t *)(const void *)(group + codes);
-            v16 dot = {_mm256_cvtepi32_ps(s[0]), _mm256_cvtepi32_ps(s[1])};
-            acc = v16_fma(v16_load_f16(d), v16_mul(dot, v16_set1(a->scale[at + g])), acc);
-            if (type == NODE_W_Q4_1)
-                acc = v16_fma(v16_load_f16(d + 16), v16_set1(a->sum[at + g]), acc);
+            group_sums(s, group, a, x, at, g, nr, type);
+            add_group(acc, s, (const uint16_t *)(const void *)(group + codes), a, at + g, nr, type);
         }
-        store_outputs(w, panel, out, acc);
+        UNROLL
+        for (int r = 0; r < nr; r++)
+            store_outputs(w, panel, out + (size_t)r * out_stride, acc[r]);
     }
 }
 
@@ -144,9 +159,12 @@ LINEAR_INLINE void linear_type(const node_matrix_t *w, uint32_t panel, uint32_t 
                                const node_acts_t *a, uint32_t row, uint32_t n_rows, float *out, size_t out_stride,
                                const uint32_t type)
 {
-    if (n_rows == 1) {
-        linear_stream(w, panel, panel_end, ahead, a, row, out, type);
-        return;
+    switch (n_rows) {
+    case 1: linear_stream(w, panel, panel_end, ahead, a, row, out, out_stride, 1, type); return;
+    case 2: linear_stream(w, panel, panel_end, ahead, a, row, out, out_stride, 2, type); return;
+    case 3: linear_stream(w, panel, panel_end, ahead, a, row, out, out_stride, 3, type); return;
+    case 4: linear_stream(w, panel, panel_end, ahead, a, row, out, out_stride, 4, type); return;
+    default: break;
     }
     for (uint32_t r = 0, nr; r < n_rows; r += nr) {
         nr = tile_rows(n_rows - r);

@@ -24,7 +24,7 @@ typedef int32_t __attribute__((may_alias)) pair_t;
 
 #define LINEAR_INLINE static inline __attribute__((always_inline))
 
-enum { LINEAR_ROWS = 8, LINEAR_PANELS = 2 };
+enum { LINEAR_ROWS = 8, LINEAR_PANELS = 2, STREAM_ROWS = 1 };
 
 /* Four registers of pairs: inputs 8 k ... of 4-bit codes, 8 k ... as two words of 8-bit ones. */
 LINEAR_INLINE void unpack_word(const uint8_t *group, int k, __m512i c[4], const uint32_t type)
@@ -175,6 +175,7 @@ LINEAR_INLINE void linear_type(const node_matrix_t *w, uint32_t panel, uint32_t 
     }
     uint32_t r = linear_tiles(w, panel, panel_end, ahead, a, row, 0, n_rows, out, out_stride, 8, type);
     r = linear_tiles(w, panel, panel_end, ahead, a, row, r, n_rows, out, out_stride, 4, type);
+    r = linear_tiles(w, panel, panel_end, ahead, a, row, r, n_rows, out, out_stride, 3, type);
     r = linear_tiles(w, panel, panel_end, ahead, a, row, r, n_rows, out, out_stride, 2, type);
     (void)linear_tiles(w, panel, panel_end, ahead, a, row, r, n_rows, out, out_stride, 1, type);
 }

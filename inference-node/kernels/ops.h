@@ -51,7 +51,8 @@ typedef struct node_attn {
 
 typedef struct node_ops {
     const char *name;
-    uint32_t row_tile; /* rows that share one unpacking of the weights */
+    uint32_t row_tile;    /* rows that share one unpacking of the weights */
+    uint32_t stream_rows; /* up to so many, linear reads a run of panels once, from one end to the other */
     /* y = x / sqrt(mean(x^2) + eps) * w */
     void (*rms_norm)(const float *x, const float *w, uint32_t n, float eps, float *y);
     /* Fills q, scale, sum, isum of one row from its x. n_in is a multiple of NODE_GROUP. */

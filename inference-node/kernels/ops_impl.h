@@ -412,6 +412,7 @@ static void finish(float l, const float *o, uint32_t head_dim, float *y)
 
 const node_ops_t OPS_TABLE = {.name = OPS_NAME,
                               .row_tile = ROW_TILE,
+                              .stream_rows = STREAM_ROWS,
                               .rms_norm = rms_norm,
                               .quantise = quantise,
                               .linear = linear,

@@ -7,6 +7,7 @@
 #define ATTN_NQ 3
 #define ATTN_NS 1
 #define ROW_TILE 1
+#define STREAM_ROWS 0
 #define OPS_NAME "scalar"
 #define OPS_TABLE node_ops_scalar
 

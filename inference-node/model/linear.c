@@ -65,10 +65,11 @@ node_range_t node_own_panels(const node_engine_t *eng, const node_target_t *targ
 void node_linear_own(const node_pass_t *pass, uint32_t thread, const node_acts_t *a, uint32_t first, uint32_t rows_end,
                      const node_target_t *targets, uint32_t n, const uint8_t *ahead)
 {
-    const node_range_t own = node_own_panels(pass->eng, targets, n, thread);
+    const node_engine_t *eng = pass->eng;
+    const node_range_t own = node_own_panels(eng, targets, n, thread);
     for (uint32_t p = own.from, end; p < own.end; p = end) {
-        end = rows_end - first == 1 ? own.end : VC_MIN(p + PAIR, own.end); /* a lone row streams */
-        run_panels(pass->eng, targets, n, p, end, end < own.end ? node_panel_data(targets, n, end) : ahead, a, first,
+        end = rows_end - first <= eng->ops->stream_rows ? own.end : VC_MIN(p + PAIR, own.end);
+        run_panels(eng, targets, n, p, end, end < own.end ? node_panel_data(targets, n, end) : ahead, a, first,
                    rows_end - first);
     }
 }
