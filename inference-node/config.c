@@ -1,13 +1,11 @@
 /* What the subcommands share in reading their options; see role/cmd.h. Runs once, on the main thread. */
 #include <ctype.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "role/cmd.h"
-#include "speculate/session.h"
 #include "vc/mem.h"
 
 static const char env_prefix[] = "VERICACHE_";
@@ -77,20 +75,4 @@ bool node_cmd_begin(const vc_opt_t *table, const char *usage, bool strict, int a
     else
         *config_p = config;
     return !stop;
-}
-
-vc_status_t node_cmd_draft_length(const char *text, uint32_t *x_p, vc_err_t *err)
-{
-    if (!strcmp(text, "auto")) {
-        *x_p = NODE_DRAFT_AUTO;
-        return VC_OK;
-    }
-    char *end;
-    errno = 0;
-    unsigned long v = strtoul(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end || errno || v > NODE_LENGTH_MAX)
-        return vc_err_set(err, VC_ERR_INVALID, "--draft-length: '%s' is neither auto nor a number up to %u", text,
-                          NODE_LENGTH_MAX);
-    *x_p = (uint32_t)v;
-    return VC_OK;
 }

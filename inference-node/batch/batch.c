@@ -207,6 +207,7 @@ vc_status_t node_batch_add(node_batch_t *b, const node_batch_request_t *r, uint6
     m->state = MEMBER_WAITING;
     m->id = b->next_id++;
     m->user = r->user;
+    m->no_source = r->no_source;
     m->sampling = vo.sampling;
     m->end = position_end(b, &vo, r->n_prompt);
     m->body = r->body ? node_body_get(r->body) : NULL;
@@ -289,7 +290,7 @@ static vc_status_t make_drafter(node_batch_t *b, member_t *m, vc_err_t *err)
      * slow tier is there to keep out of it */
     bool automatic = b->opt.draft_length == NODE_DRAFT_AUTO;
     m->drafts = m->body != NULL || (!automatic && node_verifier_kv(m->v)->slow == NULL);
-    if (st == VC_OK && b->opt.source != NULL && (m->drafts || automatic))
+    if (st == VC_OK && b->opt.source != NULL && !m->no_source && (m->drafts || automatic))
         st = b->opt.source(b->opt.arg, &m->source, err);
     if (st != VC_OK || (!m->drafts && m->source == NULL))
         return st;

@@ -81,6 +81,7 @@ typedef struct node_batch_request {
     node_page_t *const *pages; /* full KV of the prompt's first blocks, where it is there; references of its own */
     uint32_t n_pages;
     node_body_t *body; /* compressed copy of a part of the prompt, or NULL: made; a reference of its own */
+    bool no_source;    /* none is made for it */
     void *user;
 } node_batch_request_t;
 

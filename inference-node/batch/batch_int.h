@@ -26,6 +26,7 @@ typedef struct member {
     node_drafter_t *d;     /* NULL: it decodes plainly */
     node_source_t *source; /* under d */
     bool drafts;           /* d is drafted from; else it is there for the source alone */
+    bool no_source;        /* none is to be made */
     node_body_t *body;
     node_sampling_t sampling;
     uint32_t end;        /* prompt and committed tokens at most */

@@ -113,11 +113,22 @@ static void plan_memory(node_batch_t *b, const node_schedule_request_t *also)
         b->hold_bytes = VC_MAX(b->n_lent * (full / n_layer), 2 * most / n_layer);
 }
 
+/* Prompts beyond their share of memory stream in every piece, which nobody planned: it is not there for others. */
+static uint64_t prompt_bytes(const node_batch_t *b)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < b->opt.max_requests; i++)
+        if (b->members[i].state == MEMBER_PROMPT && b->members[i].work == WORK_PROMPT)
+            sum += node_slow_pass_bytes(node_verifier_kv(b->members[i].v));
+    return sum;
+}
+
 void batch_link_budgets(node_batch_t *b, const node_schedule_request_t *also)
 {
     if (b->pool == NULL)
         return;
-    uint64_t bytes = (uint64_t)(b->link_rate * b->step_us * 1e-6);
+    uint64_t bytes = (uint64_t)(b->link_rate * b->step_us * 1e-6), prompts = prompt_bytes(b);
+    bytes -= VC_MIN(bytes, prompts);
     plan_memory(b, also);
     for (uint32_t i = 0; i < b->opt.max_requests; i++) {
         const member_t *m = &b->members[i];

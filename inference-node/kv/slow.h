@@ -85,6 +85,8 @@ typedef struct node_slow_opts {
 bool node_slow_needed(const node_kv_dims_t *dims, const node_slow_opts_t *opts);
 /* The most positions that such a session of a pool has in its file: spilled_tokens of the pool. */
 uint32_t node_slow_spilled_tokens(const node_kv_dims_t *dims, const node_slow_opts_t *opts);
+/* Whether a session could make its file in this folder; with a sentence where not. */
+vc_status_t node_slow_check_dir(const char *dir, vc_err_t *err);
 /* Makes the file in its full size, so that a full disk is told here (NOSPACE) and not in the middle of a text. RANGE:
  * ram_bytes is less than the smallest that works, which the sentence tells, or the pool's buffers are too small. */
 vc_status_t node_slow_create(const node_kv_dims_t *dims, const node_slow_opts_t *opts, node_slow_t **slow_p,

@@ -26,6 +26,21 @@ static int open_unnamed(const char *dir, int flags)
     return fd;
 }
 
+static vc_status_t no_file(const char *dir, vc_err_t *err)
+{
+    return vc_err_set(err, vc_status_from_path_errno(errno), "slow tier: cannot make a file in %s: %s", dir,
+                      strerror(errno));
+}
+
+vc_status_t node_slow_check_dir(const char *dir, vc_err_t *err)
+{
+    int fd = open_unnamed(dir, 0);
+    if (fd < 0)
+        return no_file(dir, err);
+    close(fd);
+    return VC_OK;
+}
+
 vc_status_t node_slow_file_open(const char *dir, uint64_t bytes, int *fd_p, bool *direct_p, vc_err_t *err)
 {
     bool direct = true;
@@ -37,8 +52,7 @@ vc_status_t node_slow_file_open(const char *dir, uint64_t bytes, int *fd_p, bool
             vc_log_warn("slow", "file system takes no direct io dir=%s: streamed KV goes through the page cache", dir);
     }
     if (fd < 0)
-        return vc_err_set(err, vc_status_from_path_errno(errno), "slow tier: cannot make a file in %s: %s", dir,
-                          strerror(errno));
+        return no_file(dir, err);
     /* where space cannot be taken beforehand, a write may meet the full disk */
     if (fallocate(fd, 0, 0, (off_t)bytes) != 0 && (errno != EOPNOTSUPP || ftruncate(fd, (off_t)bytes) != 0)) {
         int e = errno;

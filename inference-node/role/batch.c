@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "role/cmd.h"
+#include "role/options.h"
 #include "speculate/session.h"
 #include "vc/log.h"
 #include "vc/mem.h"
@@ -14,8 +15,7 @@
 typedef struct {
     node_batch_cmd_t c;
     const char *out, *draft_length;
-    int isa, schedule, log_level;
-    bool chat;
+    int isa, schedule, source, log_level;
 } flags_t;
 
 #define N_OPTS 24
@@ -23,11 +23,11 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
 {
     node_batch_cmd_t *c = &f->c;
     const vc_opt_t opts[] = {
-        {"model", VC_OPT_STRING, &c->model, NULL, 0, 0, NULL, "model file (GGUF)"},
+        NODE_OPT_MODEL(c->model),
         {"requests", VC_OPT_STRING, &c->requests, "-", 0, 0, NULL,
          "file of requests, - is standard input; on each line a JSON object: prompt, and if wanted id, system, raw, "
-         "max_tokens, stop, ignore_end, temperature, top_k, top_p, min_p, seed, repeat_penalty, presence_penalty, "
-         "frequency_penalty"},
+         "max_tokens, stop, ignore_end, source, temperature, top_k, top_p, min_p, seed, repeat_penalty, "
+         "presence_penalty, frequency_penalty"},
         {"out", VC_OPT_STRING, &f->out, "-", 0, 0, NULL,
          "file of results, a JSON object on each line in the order in which they end; - is standard output"},
         {"max-running", VC_OPT_U64, &c->max_running, "4", 1, 64, NULL, "requests at once"},
@@ -35,10 +35,10 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
          "tokens to generate at most, for requests that do not say max_tokens themselves"},
         {"raw", VC_OPT_BOOL, &c->raw, "false", 0, 0, NULL,
          "no chat template, for requests that do not say raw themselves"},
-        {"draft-length", VC_OPT_STRING, &f->draft_length, "auto", 0, 0, NULL,
-         "tokens per draft: auto, or a number; 0 decodes without drafts"},
+        NODE_OPT_DRAFT_LENGTH(f->draft_length),
         {"compressor", VC_OPT_STRING, &c->compressor, NODE_DEFAULT_COMPRESSOR, 0, 0, NULL, "what drafts are made from"},
-        {"calibration", VC_OPT_STRING, &c->calibration, NULL, 0, 0, NULL, NODE_CALIBRATION_HELP},
+        NODE_OPT_CALIBRATION(c->calibration),
+        NODE_OPT_SOURCE(f->source),
         {"schedule", VC_OPT_ENUM, &f->schedule, "stagger", 0, 0, "stagger|lockstep",
          "verify requests one after the other, or all of them in the same pass"},
         {"prompt-rows", VC_OPT_U64, &c->prompt_rows, "32", 1, 4096, NULL,
@@ -50,29 +50,46 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
          "with --kv-ram: folder of those files; default $TMPDIR or /var/tmp"},
         {"hold", VC_OPT_BYTES, &c->hold, "0", 0, 0, NULL,
          "with --kv-ram: memory for full KV that is on its way to a verification; 0: enough for one request"},
-        {"context", VC_OPT_U64, &c->context, "0", 0, 4294967295.0, NULL, "context limit in tokens; 0: the model's"},
-        {"threads", VC_OPT_U64, &c->threads, "2", 1, 256, NULL, "threads of the engine"},
-        {"isa", VC_OPT_ENUM, &f->isa, "auto", 0, 0, "auto|scalar|avx2|avx512", "instruction set of the kernels"},
+        NODE_OPT_CONTEXT(c->context),
+        NODE_OPT_THREADS(c->threads),
+        NODE_OPT_ISA(f->isa),
         {"stats", VC_OPT_BOOL, &c->stats, "false", 0, 0, NULL, "print what the batch came to on stderr"},
-        {"log-level", VC_OPT_ENUM, &f->log_level, "warn", 0, 0, "error|warn|info|debug", "least important line to log"},
+        NODE_OPT_LOG_LEVEL(f->log_level, "warn"),
     };
     _Static_assert(VC_ARRAY_LEN(opts) < N_OPTS, "room for the end mark");
     memset(table, 0, N_OPTS * sizeof *table);
     memcpy(table, opts, sizeof opts);
 }
 
-static vc_status_t finish_opts(flags_t *f, const vc_config_t *config, vc_err_t *err)
+/* Options that nothing reads in this run. */
+static vc_status_t refuse_idle(const flags_t *f, const vc_opt_t *table, const vc_config_t *config, vc_err_t *err)
+{
+    const char *drafts = "with drafts, and --draft-length is 0";
+    bool none = f->c.draft_length == 0;
+    const node_idle_opt_t list[] = {
+        {"compressor", none, drafts},
+        {"source", none && f->source != 0, drafts},
+        {"calibration", none || !f->c.compressor[0], none ? drafts : "with a --compressor"},
+        {"kv-dir", !f->c.kv_ram, "with --kv-ram"},
+        {"hold", !f->c.kv_ram, "with --kv-ram"},
+    };
+    return node_opts_refuse_idle(table, config, list, VC_ARRAY_LEN(list), err);
+}
+
+static vc_status_t finish_opts(flags_t *f, const vc_opt_t *table, const vc_config_t *config, vc_err_t *err)
 {
     if (vc_config_n_args(config) > 0)
         return vc_err_set(err, VC_ERR_INVALID, "'%s' is no option; requests come from --requests",
                           vc_config_arg(config, 0));
     if (!f->c.model[0])
         return vc_err_set(err, VC_ERR_INVALID, "no model: give its file with --model");
-    f->c.isa = (node_isa_t)f->isa; /* the choices stand in the order of node_isa_t */
+    f->c.isa = (node_isa_t)f->isa;
     f->c.lock_step = f->schedule == 1;
-    if (f->c.hold && !f->c.kv_ram)
-        return vc_err_set(err, VC_ERR_INVALID, "--hold is for full KV in files: give --kv-ram as well");
-    return node_cmd_draft_length(f->draft_length, &f->c.draft_length, err);
+    f->c.source = f->source != 0;
+    vc_status_t st = node_opts_draft_length(f->draft_length, &f->c.draft_length, err);
+    if (st == VC_OK)
+        st = refuse_idle(f, table, config, err);
+    return st == VC_OK && f->c.kv_ram ? node_opts_kv_dir(&f->c.kv_dir, err) : st;
 }
 
 /* Opening the requests for writing would empty them. */
@@ -124,7 +141,7 @@ int node_cmd_batch(int argc, char **argv)
     make_table(&f, table);
     if (!node_cmd_begin(table, "", false, argc, argv, &config, &rc))
         return rc;
-    vc_status_t st = finish_opts(&f, config, &err);
+    vc_status_t st = finish_opts(&f, table, config, &err);
     if (st == VC_OK)
         st = open_out(&f, &err);
     if (st == VC_OK) {

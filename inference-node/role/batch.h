@@ -13,14 +13,15 @@
 typedef struct node_batch_cmd {
     const char *model, *requests, *compressor, *calibration;
     FILE *out;
-    bool raw, stats;
-    uint64_t max_tokens; /* of requests that do not say */
+    bool stats;
+    bool raw, source;    /* of requests that do not say */
+    uint64_t max_tokens; /* the same */
     uint32_t draft_length;
     uint64_t max_running, prompt_rows, threads, context;
     node_isa_t isa;
     bool lock_step;
     uint64_t kv_ram, hold; /* 0: all full KV in memory; 0: one request's */
-    const char *kv_dir;    /* empty: $TMPDIR or /var/tmp */
+    const char *kv_dir;    /* with kv_ram */
 } node_batch_cmd_t;
 
 /* *stop_flag != 0 ends it between two passes: CANCELLED, after the lines of what was under way. *n_failed_p: requests

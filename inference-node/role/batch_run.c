@@ -4,7 +4,6 @@
  */
 #include <inttypes.h>
 #include <jansson.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 #include "role/lines.h"
 #include "role/local_body.h"
 #include "role/prompt.h"
+#include "speculate/suffix.h"
 #include "vc/mem.h"
 
 #define LINE_BYTES_MAX ((size_t)64 << 20)
@@ -153,6 +153,14 @@ static vc_status_t compress(void *arg, const node_kv_t *full, const uint32_t *to
     return node_local_body_replay(&replay, &r->spec, full, tokens, n_tokens / NODE_TILE, body_p, err);
 }
 
+static vc_status_t source(void *arg, node_source_t **source_p, vc_err_t *err)
+{
+    node_suffix_opts_t o;
+    (void)arg;
+    node_suffix_opts_default(&o);
+    return node_suffix_create(&o, source_p, err);
+}
+
 static vc_status_t add(batch_run_t *r, item_t *it, vc_err_t *err)
 {
     const node_job_t *j = &it->job;
@@ -163,7 +171,7 @@ static vc_status_t add(batch_run_t *r, item_t *it, vc_err_t *err)
     if (st == VC_OK)
         st = node_text_create(r->node->tok, stops, j->n_stops, &it->text, err);
     if (st == VC_OK) {
-        node_batch_request_t q = {.prompt = ids, .n_prompt = it->n_prompt, .user = it};
+        node_batch_request_t q = {.prompt = ids, .n_prompt = it->n_prompt, .no_source = !j->source, .user = it};
         node_verifier_opts_default(&q.verifier);
         q.verifier.tok = r->node->tok;
         q.verifier.sampling = j->sampling;
@@ -192,6 +200,7 @@ static void submit(batch_run_t *r, const char *line, size_t bytes, uint64_t numb
     }
     it->line = number;
     it->job.raw = r->cmd->raw;
+    it->job.source = r->cmd->source;
     it->job.max_tokens = (uint32_t)r->cmd->max_tokens;
     vc_status_t st = node_job_parse(&it->job, number, line, bytes, &err);
     if (st == VC_OK)
@@ -202,6 +211,13 @@ static void submit(batch_run_t *r, const char *line, size_t bytes, uint64_t numb
     }
     write_error(r, it->job.id, number, err.msg[0] ? err.msg : vc_status_text(st));
     free_item(it);
+}
+
+static void refuse_line(batch_run_t *r, uint64_t number, const vc_err_t *err)
+{
+    char id[24];
+    snprintf(id, sizeof id, "%" PRIu64, number);
+    write_error(r, id, number, err->msg);
 }
 
 static vc_status_t fill(batch_run_t *r, vc_err_t *err)
@@ -216,6 +232,8 @@ static vc_status_t fill(batch_run_t *r, vc_err_t *err)
             return VC_OK;
         if (st == VC_OK)
             submit(r, line, bytes, number);
+        else if (st == VC_ERR_RANGE) /* too long, and passed over */
+            refuse_line(r, number, err);
         else if (st == VC_ERR_NOT_FOUND)
             r->at_end = true;
         else if (st != VC_ERR_AGAIN)
@@ -251,6 +269,9 @@ static void print_stats(const batch_run_t *r)
             "%" PRIu64 " iterations, %" PRIu64 " verifications; rows: %" PRIu64 " of prompts, %" PRIu64
             " of drafts, %" PRIu64 " verified\n",
             i.n_iterations, i.n_verified, i.prompt_rows, i.draft_rows, i.verify_rows);
+    if (i.source_proposed > 0)
+        fprintf(stderr, "%" PRIu64 " of %" PRIu64 " proposals of the n-gram source accepted\n", i.source_accepted,
+                i.source_proposed);
     if (i.link_rate > 0)
         fprintf(stderr, "%.1f MB of full KV streamed at %.2f GB/s, passes waited %.2f s for it\n",
                 (double)i.link_bytes / 1e6, i.link_rate / 1e9, (double)(i.link_wait_us + i.idle_us) / 1e6);
@@ -276,7 +297,6 @@ static vc_status_t open_node(batch_run_t *r, vc_err_t *err)
 static vc_status_t open_batch(batch_run_t *r, vc_err_t *err)
 {
     const node_batch_cmd_t *c = r->cmd;
-    const char *tmp = getenv("TMPDIR");
     node_batch_opts_t o;
     node_batch_opts_default(&o);
     o.engine = r->node->engine;
@@ -287,10 +307,11 @@ static vc_status_t open_batch(batch_run_t *r, vc_err_t *err)
     o.prompt_rows = (uint32_t)c->prompt_rows;
     o.lock_step = c->lock_step;
     o.kv_ram = c->kv_ram;
-    o.kv_dir = c->kv_dir[0] ? c->kv_dir : tmp && tmp[0] ? tmp : "/var/tmp";
+    o.kv_dir = c->kv_dir;
     o.hold_bytes = c->hold;
     o.max_tokens = (uint32_t)c->context;
     o.compress = r->spec.ops != NULL ? compress : NULL;
+    o.source = source;
     o.committed = committed;
     o.ended = ended;
     o.arg = r;

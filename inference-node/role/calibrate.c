@@ -10,6 +10,7 @@
 
 #include "node.h"
 #include "role/cmd.h"
+#include "role/options.h"
 #include "role/prompt.h"
 #include "vc/clock.h"
 #include "vc/log.h"
@@ -30,15 +31,15 @@ typedef struct calibrate_opts {
 static void fill_table(calibrate_opts_t *o, vc_opt_t *table)
 {
     const vc_opt_t rows[CALIBRATE_N_OPTS] = {
-        {"model", VC_OPT_STRING, &o->model, NULL, 0, 0, NULL, "GGUF file"},
+        NODE_OPT_MODEL(o->model),
         {"method", VC_OPT_STRING, &o->method, "all", 0, 0, NULL,
          "compressors to calibrate, separated by ';', or all that take a calibration"},
-        {"calibration", VC_OPT_STRING, &o->calibration, NULL, 0, 0, NULL, NODE_CALIBRATION_HELP},
+        NODE_OPT_CALIBRATION(o->calibration),
         {"limit-tokens", VC_OPT_U64, &o->limit_tokens, "16384", 0, 1u << 30, NULL,
          "read at most this many tokens, in equal parts of every text (0: all)"},
-        {"threads", VC_OPT_U64, &o->threads, "2", 1, 256, NULL, "compute threads"},
-        {"isa", VC_OPT_ENUM, &o->isa, "auto", 0, 0, "auto|scalar|avx2|avx512", "instruction set"},
-        {"log-level", VC_OPT_ENUM, &o->log_level, "warn", 0, 0, "error|warn|info|debug", "least important line to log"},
+        NODE_OPT_THREADS(o->threads),
+        NODE_OPT_ISA(o->isa),
+        NODE_OPT_LOG_LEVEL(o->log_level, "warn"),
         {0},
     };
     memcpy(table, rows, sizeof(rows));

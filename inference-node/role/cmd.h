@@ -32,9 +32,6 @@ int node_cmd_tokenize(int argc, char **argv);
 #define NODE_DEFAULT_COMPRESSOR "rot:bits=4"
 #define NODE_DEFAULT_OFFLINE_COMPRESSOR "kvzip:keep=0.5+rot:bits=4"
 
-/* Of the option --calibration, which several subcommands have. */
-#define NODE_CALIBRATION_HELP "directory of calibration blobs; none given: beside the model file"
-
 /*
  * What every subcommand begins with: reads the options, answers --help, --version and --print-config. True: go on with
  * *config_p (to be freed). False: return *rc_p. usage: "[TEXT]", what stands after the name and the options.
@@ -42,8 +39,6 @@ int node_cmd_tokenize(int argc, char **argv);
  */
 bool node_cmd_begin(const vc_opt_t *table, const char *usage, bool strict, int argc, char **argv,
                     vc_config_t **config_p, int *rc_p);
-/* Value of the option --draft-length: "auto" is NODE_DRAFT_AUTO. INVALID with a sentence. */
-vc_status_t node_cmd_draft_length(const char *text, uint32_t *x_p, vc_err_t *err);
 /* Prints "vericache-node NAME: sentence" to stderr and gives the exit code. */
 int node_cmd_fail(const char *name, vc_status_t status, const vc_err_t *err);
 

@@ -11,6 +11,7 @@
 
 #include "role/cmd.h"
 #include "role/compress_job.h"
+#include "role/options.h"
 #include "role/store_chain.h"
 #include "vc/config.h"
 #include "vc/log.h"
@@ -27,20 +28,20 @@ typedef struct compress_opts {
 static void fill_table(compress_opts_t *o, vc_opt_t *table)
 {
     const vc_opt_t rows[COMPRESS_N_OPTS] = {
-        {"model", VC_OPT_STRING, &o->model, NULL, 0, 0, NULL, "GGUF file"},
+        NODE_OPT_MODEL(o->model),
         {"server", VC_OPT_STRING, &o->server, "127.0.0.1:7070", 0, 0, NULL, "cache server HOST:PORT"},
         {"compressor", VC_OPT_STRING, &o->compressor, NODE_DEFAULT_OFFLINE_COMPRESSOR, 0, 0, NULL,
          "copies to make, several separated by ';'"},
-        {"calibration", VC_OPT_STRING, &o->calibration, NULL, 0, 0, NULL, NODE_CALIBRATION_HELP},
+        NODE_OPT_CALIBRATION(o->calibration),
         {"once", VC_OPT_BOOL, &o->once, "false", 0, 0, NULL, "one pass over what is stored, then the end"},
         {"interval-ms", VC_OPT_U64, &o->interval_ms, "60000", 100, 86400000, NULL,
          "from the end of a pass to the next"},
         {"duty", VC_OPT_U64, &o->duty, "100", 1, 100, NULL, "percent of the time that is worked, the rest is waited"},
-        {"data-plane", VC_OPT_BOOL, &o->data_plane, "true", 0, 0, NULL, "full KV over UCX where the server offers it"},
-        {"threads", VC_OPT_U64, &o->threads, "2", 1, 256, NULL, "compute threads"},
-        {"isa", VC_OPT_ENUM, &o->isa, "auto", 0, 0, "auto|scalar|avx2|avx512", "instruction set"},
+        NODE_OPT_DATA_PLANE(o->data_plane),
+        NODE_OPT_THREADS(o->threads),
+        NODE_OPT_ISA(o->isa),
         {"json", VC_OPT_BOOL, &o->json, "false", 0, 0, NULL, "one JSON object a copy instead of text"},
-        {"log-level", VC_OPT_ENUM, &o->log_level, "warn", 0, 0, "error|warn|info|debug", "least important line to log"},
+        NODE_OPT_LOG_LEVEL(o->log_level, "warn"),
         {0},
     };
     memcpy(table, rows, sizeof(rows));
@@ -216,10 +217,12 @@ int node_cmd_compress(int argc, char **argv)
     if (!node_cmd_begin(table, "", false, argc, argv, &config, &rc))
         return rc;
     vc_log_set_level((vc_log_level_t)o.log_level);
-    vc_status_t status =
-        vc_config_n_args(config) == 0
-            ? run_job(&o, &err)
-            : vc_err_set(&err, VC_ERR_INVALID, "unexpected argument \"%.100s\"", vc_config_arg(config, 0));
+    const node_idle_opt_t idle = {"interval-ms", o.once, "without --once"};
+    vc_status_t status = node_opts_refuse_idle(table, config, &idle, 1, &err);
+    if (status == VC_OK && vc_config_n_args(config) > 0)
+        status = vc_err_set(&err, VC_ERR_INVALID, "unexpected argument \"%.100s\"", vc_config_arg(config, 0));
+    if (status == VC_OK)
+        status = run_job(&o, &err);
     vc_config_free(config);
     return status == VC_OK ? 0 : node_cmd_fail("compress", status, &err);
 }

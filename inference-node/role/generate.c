@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "role/cmd.h"
+#include "role/options.h"
 #include "speculate/suffix.h"
 #include "vc/log.h"
 #include "vc/mem.h"
@@ -23,7 +24,7 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
 {
     node_generate_opts_t *o = &f->o;
     const vc_opt_t opts[] = {
-        {"model", VC_OPT_STRING, &o->model, NULL, 0, 0, NULL, "model file (GGUF)"},
+        NODE_OPT_MODEL(o->model),
         {"prompt", VC_OPT_STRING, &o->prompt, NULL, 0, 0, NULL, "prompt text; a positional argument does the same"},
         {"prompt-file", VC_OPT_STRING, &o->prompt_file, NULL, 0, 0, NULL, "prompt from a file, - is standard input"},
         {"system", VC_OPT_STRING, &o->system, NULL, 0, 0, NULL, "system turn in place of the template's own"},
@@ -35,14 +36,11 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
         {"json", VC_OPT_BOOL, &o->json, "false", 0, 0, NULL, "print one JSON object in place of the text"},
         {"result-file", VC_OPT_STRING, &o->result_file, NULL, 0, 0, NULL, "write the JSON object to this file as well"},
         {"stats", VC_OPT_BOOL, &o->stats, "false", 0, 0, NULL, "print speed, acceptance and digests to stderr"},
-        {"draft-length", VC_OPT_STRING, &f->draft_length, "auto", 0, 0, NULL,
-         "tokens per draft: auto, or a number; 0 decodes without drafts"},
+        NODE_OPT_DRAFT_LENGTH(f->draft_length),
         {"compressor", VC_OPT_STRING, &o->compressor, NULL, 0, 0, NULL,
          "what drafts are made from; none given: " NODE_DEFAULT_COMPRESSOR " with a verifier, full KV without"},
-        {"source", VC_OPT_ENUM, &f->source, "suffix", 0, 0, "none|suffix",
-         "what proposes tokens under the drafter, or with an automatic length to the verifier: text that occurred "
-         "before"},
-        {"calibration", VC_OPT_STRING, &o->calibration, NULL, 0, 0, NULL, NODE_CALIBRATION_HELP},
+        NODE_OPT_SOURCE(f->source),
+        NODE_OPT_CALIBRATION(o->calibration),
         {"compress-tokens", VC_OPT_U64, &o->compress_tokens, "4294967295", 0, 4294967295.0, NULL,
          "without a verifier: compress at most this many leading tokens of the prompt"},
         {"temperature", VC_OPT_DOUBLE, &o->sampling.temperature, "0", 0, 100, NULL, "0 is greedy"},
@@ -54,9 +52,9 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
         {"repeat-penalty", VC_OPT_DOUBLE, &o->sampling.repeat_penalty, "1", 0.01, 100, NULL, "1: none"},
         {"presence-penalty", VC_OPT_DOUBLE, &o->sampling.presence_penalty, "0", -100, 100, NULL, "0: none"},
         {"frequency-penalty", VC_OPT_DOUBLE, &o->sampling.frequency_penalty, "0", -100, 100, NULL, "0: none"},
-        {"context", VC_OPT_U64, &o->context, "0", 0, 4294967295.0, NULL, "context limit in tokens; 0: the model's"},
-        {"threads", VC_OPT_U64, &o->threads, "2", 1, 256, NULL, "threads of the engine"},
-        {"isa", VC_OPT_ENUM, &f->isa, "auto", 0, 0, "auto|scalar|avx2|avx512", "instruction set of the kernels"},
+        NODE_OPT_CONTEXT(o->context),
+        NODE_OPT_THREADS(o->threads),
+        NODE_OPT_ISA(f->isa),
         {"kv-ram", VC_OPT_BYTES, &o->kv_ram, "0", 0, 0, NULL,
          "without a verifier: full KV in memory at most, the rest is streamed from a file; 0: all of it in memory"},
         {"kv-dir", VC_OPT_STRING, &o->kv_dir, NULL, 0, 0, NULL,
@@ -64,9 +62,9 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
         {"server", VC_OPT_STRING, &o->server, NULL, 0, 0, NULL, "cache server HOST:PORT"},
         {"verifier", VC_OPT_STRING, &o->verifier, NULL, 0, 0, NULL,
          "verify node HOST:PORT, or several separated by ','"},
-        {"data-plane", VC_OPT_BOOL, &o->data_plane, "true", 0, 0, NULL, "full KV over UCX where the server offers it"},
+        NODE_OPT_DATA_PLANE(o->data_plane),
         {"tail", VC_OPT_ENUM, &f->tail, "verified", 0, 0, "verified|own", "whose K, V rows drafts follow on"},
-        {"log-level", VC_OPT_ENUM, &f->log_level, "warn", 0, 0, "error|warn|info|debug", "least important line to log"},
+        NODE_OPT_LOG_LEVEL(f->log_level, "warn"),
     };
     _Static_assert(VC_ARRAY_LEN(opts) < N_OPTS, "room for the end mark");
     memset(table, 0, N_OPTS * sizeof *table);
@@ -107,23 +105,32 @@ static vc_status_t take_positional(node_generate_opts_t *o, const vc_config_t *c
     return VC_OK;
 }
 
-static vc_status_t finish_opts(flags_t *f, const vc_config_t *config, int argc, char **argv, vc_err_t *err)
+/* Options that nothing reads in this run. */
+static vc_status_t refuse_idle(const flags_t *f, const vc_opt_t *table, const vc_config_t *config, vc_err_t *err)
 {
-    node_generate_opts_t *o = &f->o;
-    vc_status_t st = take_positional(o, config, err);
-    if (st == VC_OK && !o->model[0])
-        st = vc_err_set(err, VC_ERR_INVALID, "no model: give its file with --model");
-    if (st == VC_OK)
-        st = node_cmd_draft_length(f->draft_length, &o->draft_length, err);
-    if (st == VC_OK)
-        st = collect_stops(f, argc, argv, err);
-    if (st != VC_OK)
-        return st;
-    o->raw = o->raw || !f->chat;
-    o->tail_verified = f->tail == 0;
-    o->source = f->source == 1;
-    o->isa = (node_isa_t)f->isa; /* the choices stand in the order of node_isa_t */
-    o->sampling.top_k = (uint32_t)f->top_k;
+    const node_generate_opts_t *o = &f->o;
+    bool server = o->server[0] != '\0', verifier = o->verifier[0] != '\0', solo = !server && !verifier;
+    bool copies = solo && o->compressor[0] && o->draft_length;
+    const node_idle_opt_t list[] = {
+        {"chat", f->chat && o->raw, "without --raw"},
+        {"source", f->source != 0 && !o->draft_length, "with drafts, and --draft-length is 0"},
+        {"compressor", server ? !verifier : solo && !o->draft_length,
+         server ? "with a --verifier where there is a --server" : "with drafts, and --draft-length is 0"},
+        {"draft-length", !solo && !(server && verifier) && o->draft_length && o->draft_length != NODE_DRAFT_AUTO,
+         "in one process, or with --server and --verifier"},
+        {"calibration", solo ? !o->compressor[0] : !verifier,
+         solo ? "with a --compressor" : "with a --verifier where there is a --server"},
+        {"compress-tokens", !copies, "with a --compressor and drafts, in one process"},
+        {"kv-dir", !o->kv_ram, "with --kv-ram"},
+        {"data-plane", o->data_plane && !server, "with a --server"},
+        {"tail", !server || !verifier, "with --server and --verifier"},
+    };
+    return node_opts_refuse_idle(table, config, list, VC_ARRAY_LEN(list), err);
+}
+
+/* What excludes what, beyond single values. */
+static vc_status_t check_together(const node_generate_opts_t *o, vc_err_t *err)
+{
     if (o->raw && o->system[0])
         return vc_err_set(err, VC_ERR_INVALID, "--system needs the chat template, --raw has none");
     if (o->kv_ram && (o->server[0] || o->verifier[0]))
@@ -132,6 +139,30 @@ static vc_status_t finish_opts(flags_t *f, const vc_config_t *config, int argc, 
     if (o->kv_ram && !o->compressor[0] && o->draft_length && o->draft_length != NODE_DRAFT_AUTO)
         return vc_err_set(err, VC_ERR_INVALID, "--kv-ram with --draft-length needs a --compressor to draft from");
     return node_sampling_check(&o->sampling, err);
+}
+
+static vc_status_t finish_opts(flags_t *f, const vc_opt_t *table, const vc_config_t *config, int argc, char **argv,
+                               vc_err_t *err)
+{
+    node_generate_opts_t *o = &f->o;
+    vc_status_t st = take_positional(o, config, err);
+    if (st == VC_OK && !o->model[0])
+        st = vc_err_set(err, VC_ERR_INVALID, "no model: give its file with --model");
+    if (st == VC_OK)
+        st = node_opts_draft_length(f->draft_length, &o->draft_length, err);
+    if (st == VC_OK)
+        st = collect_stops(f, argc, argv, err);
+    if (st == VC_OK)
+        st = refuse_idle(f, table, config, err);
+    if (st != VC_OK)
+        return st;
+    o->raw = o->raw || !f->chat;
+    o->tail_verified = f->tail == 0;
+    o->source = f->source != 0;
+    o->isa = (node_isa_t)f->isa;
+    o->sampling.top_k = (uint32_t)f->top_k;
+    st = check_together(o, err);
+    return st == VC_OK && o->kv_ram ? node_opts_kv_dir(&o->kv_dir, err) : st;
 }
 
 vc_status_t node_generate_source(const node_generate_opts_t *opts, node_source_t **source_p, vc_err_t *err)
@@ -194,7 +225,7 @@ int node_cmd_generate(int argc, char **argv)
     make_table(&f, table);
     if (!node_cmd_begin(table, "[PROMPT]", false, argc, argv, &config, &rc))
         return rc;
-    vc_status_t st = finish_opts(&f, config, argc, argv, &err);
+    vc_status_t st = finish_opts(&f, table, config, argc, argv, &err);
     if (st == VC_OK) {
         vc_log_set_level((vc_log_level_t)f.log_level);
         catch_signals();

@@ -38,7 +38,7 @@ typedef struct node_generate_opts {
     node_isa_t isa;
     uint64_t context;   /* 0: the model's */
     uint64_t kv_ram;    /* bytes of full KV in memory at most, the rest is streamed from a file (solo); 0: no limit */
-    const char *kv_dir; /* where that file is made; empty: $TMPDIR or /var/tmp */
+    const char *kv_dir; /* with kv_ram: where that file is made */
     /* remote */
     const char *server, *verifier; /* verifier: one HOST:PORT or several separated by ',' */
     bool data_plane;               /* full KV over UCX where the server offers it */

@@ -41,6 +41,15 @@ static vc_status_t take_bool(const char *name, const json_t *v, bool *out, vc_er
     return VC_OK;
 }
 
+static vc_status_t take_source(node_job_t *job, const json_t *v, vc_err_t *err)
+{
+    const char *name = json_is_string(v) ? json_string_value(v) : "";
+    job->source = strcmp(name, "suffix") == 0;
+    return job->source || strcmp(name, "none") == 0
+               ? VC_OK
+               : vc_err_set(err, VC_ERR_INVALID, "source is neither \"suffix\" nor \"none\"");
+}
+
 static vc_status_t take_max_tokens(node_job_t *job, const json_t *v, vc_err_t *err)
 {
     if (!json_is_integer(v) || json_integer_value(v) < 1 || json_integer_value(v) > TOKENS_MAX)
@@ -96,6 +105,8 @@ static vc_status_t take(node_job_t *job, const char *name, const json_t *v, vc_e
         return take_bool(name, v, &job->ignore_end, err);
     if (!strcmp(name, "max_tokens"))
         return take_max_tokens(job, v, err);
+    if (!strcmp(name, "source"))
+        return take_source(job, v, err);
     if (!strcmp(name, "stop"))
         return take_stops(job, v, err);
     return take_sampling(job, name, v, err);
@@ -124,7 +135,7 @@ vc_status_t node_job_parse(node_job_t *job, uint64_t line_number, const char *li
 {
     char number[24];
     snprintf(number, sizeof number, "%" PRIu64, line_number);
-    *job = (node_job_t){.raw = job->raw, .max_tokens = job->max_tokens, .id = vc_strdup(number)};
+    *job = (node_job_t){.raw = job->raw, .source = job->source, .max_tokens = job->max_tokens, .id = vc_strdup(number)};
     node_sampling_default(&job->sampling);
     if (job->id == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory");

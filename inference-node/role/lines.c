@@ -18,7 +18,7 @@ struct node_lines {
     char *data; /* [cap]: [at, used) was not given out yet; [at, seen) has no line end */
     size_t cap, at, seen, used;
     uint64_t n_lines;
-    bool ended;
+    bool ended, skips; /* skips: what comes belongs to a line that was too long */
 };
 
 vc_status_t node_lines_open(const char *path, size_t max_bytes, node_lines_t **lines_p, vc_err_t *err)
@@ -63,9 +63,6 @@ static vc_status_t make_room(node_lines_t *l, vc_err_t *err)
         l->seen -= l->at;
         l->at = 0;
     }
-    if (l->used > l->max_bytes)
-        return vc_err_set(err, VC_ERR_RANGE, "line %llu of %s is longer than %zu bytes",
-                          (unsigned long long)l->n_lines + 1, l->path, l->max_bytes);
     if (l->used + 1 < l->cap)
         return VC_OK;
     char *data = vc_realloc(l->data, 2, l->cap);
@@ -96,25 +93,50 @@ static vc_status_t read_more(node_lines_t *l, bool wait, vc_err_t *err)
     return VC_OK;
 }
 
+/* The next line end behind what was looked at, or the end of the last line, which has none. NULL: not there yet. */
+static char *find_end(node_lines_t *l)
+{
+    char *end = memchr(l->data + l->seen, '\n', l->used - l->seen);
+    if (end == NULL && l->ended && l->used > l->at)
+        end = l->data + l->used; /* make_room left a byte for the mark */
+    return end;
+}
+
+static vc_status_t too_long(node_lines_t *l, uint64_t *number_p, vc_err_t *err)
+{
+    *number_p = ++l->n_lines;
+    return vc_err_set(err, VC_ERR_RANGE, "line %llu of %s is longer than %zu bytes", (unsigned long long)l->n_lines,
+                      l->path, l->max_bytes);
+}
+
 vc_status_t node_lines_next(node_lines_t *l, bool wait, const char **line_p, size_t *bytes_p, uint64_t *number_p,
                             vc_err_t *err)
 {
     for (;;) {
-        char *end = memchr(l->data + l->seen, '\n', l->used - l->seen);
-        if (end == NULL && l->ended && l->used > l->at)
-            end = l->data + l->used; /* the last line has no end; make_room left a byte for the mark */
+        char *end = find_end(l);
         if (end != NULL) {
-            *line_p = l->data + l->at;
-            *bytes_p = (size_t)(end - *line_p);
+            char *line = l->data + l->at;
+            bool skipped = l->skips;
+            l->skips = false;
+            l->at = l->seen = VC_MIN((size_t)(end - l->data) + 1, l->used);
+            if (skipped)
+                continue;
+            if ((size_t)(end - line) > l->max_bytes)
+                return too_long(l, number_p, err);
+            *line_p = line;
+            *bytes_p = (size_t)(end - line);
             *end = '\0';
             *number_p = ++l->n_lines;
-            l->at = l->seen = VC_MIN((size_t)(end - l->data) + 1, l->used);
-            if (*bytes_p > l->max_bytes)
-                return vc_err_set(err, VC_ERR_RANGE, "line %llu of %s is longer than %zu bytes",
-                                  (unsigned long long)l->n_lines, l->path, l->max_bytes);
             return VC_OK;
         }
         l->seen = l->used;
+        if (l->used - l->at > l->max_bytes || l->skips) {
+            bool told = l->skips;
+            l->skips = true;
+            l->at = l->used; /* none of it is kept */
+            if (!told)
+                return too_long(l, number_p, err);
+        }
         if (l->ended)
             return VC_ERR_NOT_FOUND;
         vc_status_t st = read_more(l, wait, err);

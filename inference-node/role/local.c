@@ -98,6 +98,7 @@ static vc_status_t make_session(node_remote_t *r, node_verifier_t *v, node_sourc
     sopts.draft_length = r->opts->draft_length;
     dopts.engine = r->node->engine;
     dopts.body = r->body;
+    dopts.source = source;
     dopts.sampling = r->opts->sampling;
     dopts.context = (uint32_t)r->opts->context;
     dopts.n_common = NODE_DRAFTER_COMMON;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "role/cmd.h"
+#include "role/options.h"
 #include "role/prompt.h"
 #include "role/store_chain.h"
 #include "vc/clock.h"
@@ -28,19 +29,19 @@ typedef struct register_opts {
 static void fill_table(register_opts_t *o, vc_opt_t *table)
 {
     const vc_opt_t rows[REGISTER_N_OPTS] = {
-        {"model", VC_OPT_STRING, &o->model, NULL, 0, 0, NULL, "GGUF file"},
+        NODE_OPT_MODEL(o->model),
         {"server", VC_OPT_STRING, &o->server, "127.0.0.1:7070", 0, 0, NULL, "cache server HOST:PORT"},
         {"compressor", VC_OPT_STRING, &o->compressor, NODE_DEFAULT_COMPRESSOR, 0, 0, NULL,
          "compressed copies to store, several separated by ';'"},
-        {"calibration", VC_OPT_STRING, &o->calibration, NULL, 0, 0, NULL, NODE_CALIBRATION_HELP},
+        NODE_OPT_CALIBRATION(o->calibration),
         {"prompt-file", VC_OPT_STRING, &o->prompt_file, NULL, 0, 0, NULL, "document ('-': standard input)"},
         {"system", VC_OPT_STRING, &o->system, NULL, 0, 0, NULL, "system turn in front of it"},
         {"raw", VC_OPT_BOOL, &o->raw, "false", 0, 0, NULL, "no chat template"},
         {"limit-tokens", VC_OPT_U64, &o->limit_tokens, "0", 0, 1u << 30, NULL, "use the first N tokens (0: all)"},
-        {"threads", VC_OPT_U64, &o->threads, "2", 1, 256, NULL, "compute threads"},
-        {"isa", VC_OPT_ENUM, &o->isa, "auto", 0, 0, "auto|scalar|avx2|avx512", "instruction set"},
+        NODE_OPT_THREADS(o->threads),
+        NODE_OPT_ISA(o->isa),
         {"json", VC_OPT_BOOL, &o->json, "false", 0, 0, NULL, "one JSON object instead of text"},
-        {"log-level", VC_OPT_ENUM, &o->log_level, "warn", 0, 0, "error|warn|info|debug", "least important line to log"},
+        NODE_OPT_LOG_LEVEL(o->log_level, "warn"),
         {0},
     };
     memcpy(table, rows, sizeof(rows));

@@ -3,15 +3,14 @@
  * the gRPC server's slot threads (role/verify_session.h). SIGTERM and SIGINT let running streams go on for a grace
  * period, then end.
  */
-#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "role/cmd.h"
+#include "role/options.h"
 #include "role/verify_session.h"
 #include "role/verify_wire.h"
 #include "vc/addr.h"
@@ -34,14 +33,14 @@ static void fill_table(serve_opts_t *o, vc_opt_t *table)
 {
     const vc_opt_t rows[SERVE_N_OPTS] = {
         {"role", VC_OPT_ENUM, &o->role, "verify", 0, 0, "verify", "what this node does for others"},
-        {"model", VC_OPT_STRING, &o->model, NULL, 0, 0, NULL, "GGUF file"},
+        NODE_OPT_MODEL(o->model),
         {"listen", VC_OPT_STRING, &o->listen, "127.0.0.1:7071", 0, 0, NULL, "HOST:PORT for draft nodes (port 0: any)"},
         {"server", VC_OPT_STRING, &o->server, NULL, 0, 0, NULL, "cache server HOST:PORT (none: compute everything)"},
-        {"data-plane", VC_OPT_BOOL, &o->data_plane, "true", 0, 0, NULL, "full KV over UCX where the server offers it"},
+        NODE_OPT_DATA_PLANE(o->data_plane),
         {"store", VC_OPT_BOOL, &o->store, "true", 0, 0, NULL, "store new blocks when a request ends"},
-        {"calibration", VC_OPT_STRING, &o->calibration, NULL, 0, 0, NULL, NODE_CALIBRATION_HELP},
-        {"threads", VC_OPT_U64, &o->threads, "2", 1, 256, NULL, "compute threads"},
-        {"isa", VC_OPT_ENUM, &o->isa, "auto", 0, 0, "auto|scalar|avx2|avx512", "instruction set"},
+        NODE_OPT_CALIBRATION(o->calibration),
+        NODE_OPT_THREADS(o->threads),
+        NODE_OPT_ISA(o->isa),
         {"kv-ram", VC_OPT_BYTES, &o->kv_ram, "4GiB", 1 << 20, 0, NULL, "full KV of all requests together"},
         {"kv-dir", VC_OPT_STRING, &o->kv_dir, NULL, 0, 0, NULL,
          "files for full KV beyond a request's share of --kv-ram (none: more requests than fit are refused)"},
@@ -51,7 +50,7 @@ static void fill_table(serve_opts_t *o, vc_opt_t *table)
         {"insecure", VC_OPT_BOOL, &o->insecure, "false", 0, 0, NULL,
          "allow a listen address that is not loopback, without TLS"},
         {"port-file", VC_OPT_STRING, &o->port_file, NULL, 0, 0, NULL, "write listen=HOST:PORT here once ready"},
-        {"log-level", VC_OPT_ENUM, &o->log_level, "info", 0, 0, "error|warn|info|debug", "least important line to log"},
+        NODE_OPT_LOG_LEVEL(o->log_level, "info"),
         {0},
     };
     memcpy(table, rows, sizeof(rows));
@@ -89,14 +88,16 @@ static vc_status_t start_and_wait(const serve_opts_t *o, node_verify_service_t *
     return status;
 }
 
-/* Before the model is read, which takes a while. */
-static vc_status_t check_kv_dir(const char *dir, vc_err_t *err)
+/* Options that nothing reads in this run. */
+static vc_status_t refuse_idle(const serve_opts_t *o, const vc_opt_t *table, const vc_config_t *config, vc_err_t *err)
 {
-    struct stat st;
-    int e = stat(dir, &st) != 0 ? errno : !S_ISDIR(st.st_mode) ? ENOTDIR : access(dir, W_OK | X_OK) != 0 ? errno : 0;
-    return e == 0 ? VC_OK
-                  : vc_err_set(err, vc_status_from_path_errno(e), "--kv-dir: no file can be made in %s: %s", dir,
-                               strerror(e));
+    bool server = o->server != NULL && o->server[0] != '\0';
+    const node_idle_opt_t list[] = {
+        {"store", o->store && !server, "with a --server"},
+        {"data-plane", o->data_plane && !server, "with a --server"},
+        {"calibration", !server || !o->store, "with --server and --store"},
+    };
+    return node_opts_refuse_idle(table, config, list, VC_ARRAY_LEN(list), err);
 }
 
 static vc_status_t check_addresses(const serve_opts_t *o, vc_err_t *err)
@@ -112,11 +113,11 @@ static vc_status_t check_addresses(const serve_opts_t *o, vc_err_t *err)
     return status;
 }
 
-static vc_status_t run_serve(const serve_opts_t *o, vc_err_t *err)
+static vc_status_t run_serve(serve_opts_t *o, vc_err_t *err)
 {
     vc_status_t status = check_addresses(o, err);
     if (status == VC_OK && o->kv_dir != NULL && o->kv_dir[0] != '\0')
-        status = check_kv_dir(o->kv_dir, err);
+        status = node_opts_kv_dir(&o->kv_dir, err);
     if (status != VC_OK)
         return status;
     if (!vc_addr_is_loopback(o->listen) && !o->insecure)
@@ -171,7 +172,9 @@ int node_cmd_serve(int argc, char **argv)
     vc_status_t status = VC_OK;
     if (vc_config_n_args(config) > 0)
         status = vc_err_set(&err, VC_ERR_INVALID, "serve takes no arguments: %s", vc_config_arg(config, 0));
-    else
+    if (status == VC_OK)
+        status = refuse_idle(&o, table, config, &err);
+    if (status == VC_OK)
         status = run_serve(&o, &err);
     vc_config_free(config);
     return status == VC_OK ? 0 : node_cmd_fail("serve", status, &err);

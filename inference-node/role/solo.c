@@ -106,12 +106,9 @@ static vc_status_t make_slow(solo_t *s, vc_err_t *err)
 {
     const node_generate_opts_t *o = s->opts;
     const node_model_info_t *info = node_engine_info(s->node->engine);
-    const char *tmp = getenv("TMPDIR");
     uint64_t context = o->context && o->context < info->context ? o->context : info->context;
     uint64_t most = VC_MIN(context, s->n_prompt + o->max_tokens + max_draft(o));
-    node_slow_opts_t so = {.dir = o->kv_dir[0]    ? o->kv_dir
-                                  : tmp && tmp[0] ? tmp
-                                                  : "/var/tmp",
+    node_slow_opts_t so = {.dir = o->kv_dir,
                            .ram_bytes = o->kv_ram,
                            .max_tokens = (uint32_t)most,
                            .pass_rows = VC_MAX(PREFILL_ROWS, max_draft(o) + 1)};

@@ -3,6 +3,7 @@
  * have on the way, and where everybody waits for buffers that others hold the batch goes on all the same.
  */
 #include "batch/batch_int.h"
+#include "schedule/schedule_int.h"
 #include "support/batching.h"
 #include "support/tmpdir.h"
 
@@ -100,6 +101,29 @@ Test(batch_link, a_pass_keeps_its_two_buffers_where_a_much_smaller_request_joins
     const node_schedule_request_t tiny = {.full_bytes = N_LAYER, .stream_bytes = 2};
     batch_link_budgets(x.b, &tiny);
     cr_assert_eq(x.b->hold_bytes, 2 * most / N_LAYER);
+    teardown(&x);
+}
+
+Test(batch_link, bytes_that_prompts_stream_are_not_promised_to_others)
+{
+    fx_t x;
+    setup(&x);
+    member_t *m = &x.b->members[0];
+    uint64_t streams = node_slow_pass_bytes(node_verifier_kv(m->v)), without;
+    x.b->link_rate = 1e9; /* 1 GB/s for 10 ms: 10 MB */
+    x.b->step_us = 10000;
+    batch_link_budgets(x.b, NULL);
+    without = x.b->schedule->next_link;
+    cr_assert_eq(without, 10000000);
+    m->state = MEMBER_PROMPT; /* as if it were still read */
+    m->work = WORK_PROMPT;
+    batch_link_budgets(x.b, NULL);
+    cr_assert_gt(streams, 0);
+    cr_assert_eq(x.b->schedule->next_link, without - streams);
+    m->work = WORK_NONE; /* an older prompt has all the rows of the iteration */
+    batch_link_budgets(x.b, NULL);
+    cr_assert_eq(x.b->schedule->next_link, without);
+    m->state = MEMBER_RUNNING;
     teardown(&x);
 }
 

@@ -58,7 +58,17 @@ Test(lines, a_line_comes_when_all_of_it_is_there)
     close(ends[0]);
 }
 
-Test(lines, a_line_that_is_too_long_ends_the_reading_with_its_number)
+static void expect_too_long(const char *sentence, uint64_t number)
+{
+    const char *line;
+    size_t bytes;
+    uint64_t n;
+    cr_assert_eq(node_lines_next(lines, false, &line, &bytes, &n, &err), VC_ERR_RANGE);
+    cr_assert_neq(strstr(err.msg, sentence), NULL, "%s", err.msg);
+    cr_assert_eq(n, number);
+}
+
+Test(lines, a_line_that_is_too_long_is_told_once_and_the_next_one_follows)
 {
     char text[201];
     memset(text, 'x', 200);
@@ -66,12 +76,23 @@ Test(lines, a_line_that_is_too_long_ends_the_reading_with_its_number)
     open_pipe(100);
     give("short\n");
     expect("short", 1);
+    give(text); /* its end is not there yet */
+    expect_too_long("line 2", 2);
+    cr_assert_eq(none(), VC_ERR_AGAIN);
     give(text);
-    cr_assert_eq(none(), VC_ERR_RANGE);
-    cr_assert_neq(strstr(err.msg, "line 2"), NULL, "%s", err.msg);
+    cr_assert_eq(none(), VC_ERR_AGAIN);
+    give("\n third\n");
+    expect(" third", 3);
+    give(text); /* whole */
+    give("\nfifth\n");
+    expect_too_long("line 4", 4);
+    expect("fifth", 5);
+    give(text); /* the last one, without an end */
+    expect_too_long("line 6", 6);
+    close(ends[1]);
+    cr_assert_eq(none(), VC_ERR_NOT_FOUND);
     node_lines_close(lines);
     close(ends[0]);
-    close(ends[1]);
 }
 
 Test(lines, a_file_that_is_not_there_is_one_sentence)

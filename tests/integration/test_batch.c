@@ -105,6 +105,8 @@ Test(batch, each_wrong_line_gets_one_sentence_and_the_others_their_text)
         {"{\"id\": 17, \"prompt\": \"in and out\", \"max_tokens\": 9, \"temperature\": 1, \"seed\": 3}", NULL},
         /* the name is cut within a character where the sentence quotes it */
         {"{\"id\": 18, \"prompt\": \"a\", \"x" WIDE WIDE WIDE "\": 1}", "no field 'x"},
+        {"{\"id\": 19, \"prompt\": \"a\", \"source\": \"index\"}", "source is neither"},
+        {"{\"id\": 20, \"prompt\": \"a\", \"source\": \"none\", \"max_tokens\": 3}", NULL},
     };
     char all[4096] = "", *out;
     for (size_t i = 0; i < VC_ARRAY_LEN(cases); i++) {
@@ -114,7 +116,7 @@ Test(batch, each_wrong_line_gets_one_sentence_and_the_others_their_text)
     write_text(requests, all);
     json_t *got[MAX_LINES];
     cr_assert_eq(run(got, NULL, &out), 65, "%s", out);
-    cr_assert_neq(strstr(out, "15 requests failed"), NULL, "%s", out);
+    cr_assert_neq(strstr(out, "16 requests failed"), NULL, "%s", out);
     for (size_t i = 0; i < VC_ARRAY_LEN(cases); i++) {
         const json_t *o = got[i + 1];
         if (!cases[i].line[0])
@@ -126,6 +128,25 @@ Test(batch, each_wrong_line_gets_one_sentence_and_the_others_their_text)
                       text_of(o, "error"));
     }
     cr_assert_eq(json_array_size(json_object_get(got[17], "tokens")), 9);
+    free_results(got);
+    vc_free(out);
+    vt_tmpdir_remove(&dir);
+}
+
+Test(batch, a_line_beyond_64_mib_is_told_once_and_the_others_get_their_text)
+{
+    SETUP();
+    static const char first[] = "{\"prompt\": \"the user\", \"max_tokens\": 5}\n", last[] = "\n{\"prompt\": \"in\"}";
+    FILE *f = fopen(requests, "w");
+    cr_assert(f && fputs(first, f) >= 0 && fseek(f, (64 << 20) + 1, SEEK_CUR) == 0 && fputs(last, f) >= 0);
+    cr_assert_eq(fclose(f), 0);
+    json_t *got[MAX_LINES];
+    char *out;
+    cr_assert_eq(run(got, NULL, &out), 65, "%s", out);
+    cr_assert_neq(strstr(out, "1 requests failed"), NULL, "%s", out);
+    cr_assert_not_null(text_of(got[1], "text"));
+    cr_assert_neq(strstr(text_of(got[2], "error"), "is longer than"), NULL);
+    cr_assert_not_null(text_of(got[3], "text"));
     free_results(got);
     vc_free(out);
     vt_tmpdir_remove(&dir);
@@ -153,6 +174,7 @@ Test(batch, answers_do_not_depend_on_how_the_batch_was_run)
         {"--draft-length", "0", "--max-running", "1", NULL},
         {"--draft-length", "0", "--max-running", "3", NULL},
         {"--draft-length", "auto", "--prompt-rows", "5", NULL},
+        {"--source", "none", "--max-running", "2", NULL},
         {"--draft-length", "7", "--schedule", "lockstep", NULL},
         {"--draft-length", "5", "--kv-ram", "600KiB", "--context", "1024", "--max-running", "2", NULL},
         {"--draft-length", "4", "--kv-ram", "900KiB", "--hold", "1MiB", "--context", "1024", "--schedule", "lockstep",
@@ -187,7 +209,14 @@ Test(batch, wrong_options_are_one_sentence)
         int rc;
     } cases[] = {
         {{"--draft-length", "many"}, "neither auto nor a number", 64},
-        {{"--hold", "1MiB"}, "--kv-ram", 64},
+        {{"--hold", "1MiB"}, "--hold does nothing here: it is read with --kv-ram", 64},
+        {{"--kv-dir", "/var/tmp"}, "--kv-dir does nothing here: it is read with --kv-ram", 64},
+        {{"--calibration", "/var/tmp", "--compressor", ""}, "--calibration does nothing here", 64},
+        {{"--compressor", "none", "--draft-length", "0"}, "--compressor does nothing here", 64},
+        {{"--source", "suffix", "--draft-length", "0"}, "--source does nothing here", 64},
+        {{"--kv-ram", "600KiB", "--kv-dir", "/nonexistent/x"}, "--kv-dir: slow tier: cannot make a file in", 64},
+        {{"--kv-ram", "600KiB", "--kv-dir", "/dev/null"}, "--kv-dir: slow tier: cannot make a file in", 64},
+        {{"--source", "index"}, "source", 64},
         {{"--schedule", "random"}, "schedule", 64},
         {{"--compressor", "zip"}, "zip", 64},
         {{"--kv-ram", "1KiB"}, "slow tier", 65},

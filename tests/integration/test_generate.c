@@ -108,8 +108,7 @@ static const char *long_prompt(void)
 static json_t *generate_long(const char *path, const char *a, const char *b, const char *c, const char *d)
 {
     char *out;
-    int rc =
-        generate(&out, "--json", "--max-tokens", "40", "--prompt-file", path, "--kv-dir", dir.path, a, b, c, d, NULL);
+    int rc = generate(&out, "--json", "--max-tokens", "40", "--prompt-file", path, a, b, c, d, NULL);
     cr_assert_eq(rc, 0, "%s", out);
     json_error_t je;
     json_t *o = json_loads(out, 0, &je);
@@ -161,6 +160,11 @@ Test(generate, a_slow_tier_that_cannot_be_made_is_told_in_a_sentence)
         generate(&out, "--prompt-file", path, "--kv-ram=400KB", "--max-tokens=40", "--kv-dir=/nonexistent/x", NULL), 64,
         "%s", out);
     cr_assert(strstr(out, "/nonexistent/x"), "%s", out);
+    vc_free(out);
+    cr_assert_eq(
+        generate(&out, "--prompt-file", path, "--kv-ram=400KB", "--model=/nonexistent", "--kv-dir=/dev/null", NULL), 64,
+        "%s", out);
+    cr_assert(strstr(out, "--kv-dir") && strstr(out, "/dev/null"), "before the model is read: %s", out);
     vc_free(out);
     struct rlimit old, small; /* stands for a full disk; the child inherits it */
     cr_assert_eq(getrlimit(RLIMIT_FSIZE, &old), 0);
@@ -253,6 +257,21 @@ Test(generate, wrong_arguments_end_with_one_sentence_and_exit_code_64)
     expect_error(64, "--raw", "--raw", "--system=be nice", "x");
     expect_error(64, "stop string", "--stop", "", "x");
     expect_error(64, "isa", "--isa", "sse9", "x");
+    static const char *const idle[][4] = {
+        {"--kv-dir does nothing", "--kv-dir=/var/tmp"},
+        {"--compress-tokens does nothing", "--compress-tokens=64"},
+        {"--calibration does nothing", "--calibration=/var/tmp"},
+        {"--data-plane does nothing", "--data-plane"},
+        {"--tail does nothing", "--tail=own", "--server=127.0.0.1:1"},
+        {"--tail does nothing", "--tail=own", "--verifier=127.0.0.1:1"},
+        {"--compressor does nothing", "--compressor=none", "--server=127.0.0.1:1"},
+        {"--compressor does nothing", "--compressor=none", "--draft-length=0"},
+        {"--draft-length does nothing", "--draft-length=4", "--verifier=127.0.0.1:1"},
+        {"--source does nothing", "--source=suffix", "--draft-length=0"},
+        {"--chat does nothing", "--chat", "--raw"},
+    };
+    for (size_t i = 0; i < VC_ARRAY_LEN(idle); i++)
+        expect_error(64, idle[i][0], "a prompt", idle[i][1], idle[i][2]);
     vt_tmpdir_remove(&dir);
 }
 

@@ -244,3 +244,17 @@ Test(remote_slow, a_folder_that_takes_no_files_is_told_at_the_start)
         vc_free(out);
     }
 }
+
+Test(remote_slow, options_that_need_a_server_are_refused_without_one)
+{
+    if (!vt_proc_exists("vericache-node"))
+        cr_skip_test("the programs are not built");
+    static const char *const flags[] = {"--store", "--data-plane", "--calibration=/var/tmp"};
+    for (size_t i = 0; i < VC_ARRAY_LEN(flags); i++) {
+        char *out = NULL;
+        const char *args[] = {"serve", "--model", "/nonexistent/model", flags[i], NULL};
+        cr_assert_eq(vt_proc_run("vericache-node", args, NULL, 60000, &out), 64, "%s", out);
+        cr_assert(strstr(out, "does nothing here") && strstr(out, "--server"), "%s", out);
+        vc_free(out);
+    }
+}
