@@ -1,4 +1,7 @@
-/* Proves what a lookup costs: a miss is one call and leaves nothing behind, and exact counts under load. */
+/*
+ * Proves what a lookup costs: a miss is one call and leaves nothing behind, a hit takes the same few calls however long
+ * it is, and counts are exact under load.
+ */
 #include <malloc.h>
 
 #include "service_fixture.h"
@@ -51,6 +54,51 @@ Test(service_lookup, a_miss_is_one_call_and_leaves_nothing_behind)
     cr_assert_eq(sx_stat(&sx, "lookup_blocks_full"), 30.0 * (500 + MISSES));
     cr_assert_eq(sx_stat(&sx, "hit_blocks_full"), 0);
     cr_assert_eq(sx_stat(&sx, "miss_keyspace") + sx_stat(&sx, "miss_absent"), 2.0 * (500 + MISSES));
+    sx_end(&sx);
+}
+
+#define CALLS_ASKED 3
+
+/* Calls that were taken before this, which takes CALLS_ASKED itself. */
+static double calls(sx_t *sx)
+{
+    return sx_stat(sx, "rpc_calls_total") + sx_stat(sx, "rpc_fetches") + sx_stat(sx, "rpc_puts");
+}
+
+static double calls_to_store(sx_t *sx, uint32_t seed, uint32_t n_blocks)
+{
+    double before = calls(sx);
+    sx_register(sx, seed, n_blocks);
+    return calls(sx) - before - CALLS_ASKED;
+}
+
+static double calls_to_fetch(sx_t *sx, uint32_t seed, uint32_t n_blocks)
+{
+    vcache_lookup_info_t info;
+    vcache_lease_t *lease = NULL;
+    vcache_error_t err = {0};
+    sx_sink_t sink = {.fx = &sx->fx, .seed = seed};
+    double before = calls(sx);
+    cr_assert_eq(sx_lookup(sx, seed, n_blocks, &info, &lease, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(info.n_blocks[0], n_blocks);
+    cr_assert_eq(vcache_fetch(lease, 0, 0, n_blocks, sx_sink_record, &sink, NULL, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(sink.right, n_blocks);
+    vcache_lease_release(lease);
+    return calls(sx) - before - CALLS_ASKED;
+}
+
+/* The latency of a link is paid as often as there are calls: never once a block. */
+Test(service_lookup, many_blocks_take_as_many_calls_as_one)
+{
+    enum { MANY = 100 };
+    sx_t sx;
+    sx_start(&sx, 2);
+    sx_register(&sx, 1, 1);                     /* the connection has calls of its own */
+    cr_assert_eq(calls_to_store(&sx, 2, 1), 3); /* begin, records, commit */
+    cr_assert_eq(calls_to_store(&sx, 3, MANY), 3);
+    cr_assert_eq(calls_to_fetch(&sx, 2, 1), 3); /* lookup, records, release */
+    cr_assert_eq(calls_to_fetch(&sx, 3, MANY), 3);
+    cr_assert_eq(sx_stat(&sx, "leases_open"), 0);
     sx_end(&sx);
 }
 
