@@ -27,10 +27,10 @@ void engine_check(vc_status_t st, const vc_err_t *err)
 static node_isa_t isa_option(void)
 {
     const char *name = bench_option("isa", "auto");
-    for (node_isa_t isa = NODE_ISA_AUTO; isa <= NODE_ISA_AVX512; isa++)
-        if (strcmp(name, node_isa_name(isa)) == 0)
-            return isa;
-    bench_fail("--isa %s: not one of auto, scalar, avx2, avx512", name);
+    node_isa_t isa;
+    if (!node_isa_parse(name, &isa))
+        bench_fail("--isa %s: not one of " NODE_ISA_CHOICES, name);
+    return isa;
 }
 
 static void parse_depths(bench_t *b)

@@ -8,7 +8,7 @@
  * loading and the measuring of step costs are outside the clock. Run from the top of the repository.
  *   --part 2k|4k|8k|batch-2k|batch-4k|batch-8k|mixed (all), --texts LIST, --compressors LIST separated by ';', --fixed
  * yes (more fixed lengths)
- *   --isa auto|scalar|avx2|avx512, --threads N, --reps N, --tokens N to decode, --model FILE
+ *   --isa NAME, --threads N, --reps N, --tokens N to decode, --model FILE
  *   --temperature T: sampled answers, which do not loop as greedy ones do; names of rows and figures say so
  *   --common N: drafts choose among the first N tokens of the vocabulary and the text's (0: all)
  */
@@ -25,10 +25,10 @@ vc_err_t speculate_err;
 static node_isa_t isa_option(void)
 {
     const char *name = bench_option("isa", "auto");
-    for (node_isa_t isa = NODE_ISA_AUTO; isa <= NODE_ISA_AVX512; isa++)
-        if (strcmp(name, node_isa_name(isa)) == 0)
-            return isa;
-    bench_fail("--isa %s: not one of auto, scalar, avx2, avx512", name);
+    node_isa_t isa;
+    if (!node_isa_parse(name, &isa))
+        bench_fail("--isa %s: not one of " NODE_ISA_CHOICES, name);
+    return isa;
 }
 
 static void open_node(spec_bench_t *b)

@@ -96,11 +96,11 @@ typedef struct {
 
 static bool loops_of(node_isa_t isa, loops_t *l)
 {
-    if (isa == NODE_ISA_AVX512) {
-        const bool vnni = node_ops_get(NODE_OPS_AVX512) == &node_ops_avx512vnni;
+    if (isa >= NODE_ISA_AVX512_PLAIN) {
+        const bool vnni = isa == NODE_ISA_AVX512 && node_ops_get(NODE_OPS_AVX512) == &node_ops_avx512vnni;
         *l = (loops_t){read_avx512, fma_avx512, vnni ? dot_avx512vnni : dot_avx512};
-    } else if (isa == NODE_ISA_AVX2) {
-        const bool vnni = node_ops_get(NODE_OPS_AVX2) == &node_ops_avx2vnni;
+    } else if (isa >= NODE_ISA_AVX2_PLAIN) {
+        const bool vnni = isa == NODE_ISA_AVX2 && node_ops_get(NODE_OPS_AVX2) == &node_ops_avx2vnni;
         *l = (loops_t){read_avx2, fma_avx2, vnni ? dot_avx2vnni : dot_avx2};
     } else {
         return false;

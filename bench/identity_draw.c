@@ -192,7 +192,7 @@ static void draw_drafts(const identity_model_t *m, const identity_request_t *q, 
 
 static node_isa_t draw_isa(const identity_model_t *m, const identity_request_t *q, identity_rng_t *r)
 {
-    node_isa_t isa = (node_isa_t)(NODE_ISA_SCALAR + identity_below(r, 3));
+    node_isa_t isa = (node_isa_t)(NODE_ISA_SCALAR + identity_below(r, NODE_ISA_AVX512));
     /* Plain code is slow: only where it takes no more than a second or two. */
     bool small = m->is_file ? q->n_prompt + q->max_tokens <= 24 : q->n_prompt <= 500;
     return node_isa_available(isa) && (isa != NODE_ISA_SCALAR || small) ? isa : NODE_ISA_AUTO;

@@ -25,20 +25,24 @@ static bool has_avx512(void)
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-const node_ops_t *node_ops_get(node_ops_level_t level)
+const node_ops_t *node_ops_plain(node_ops_level_t level)
 {
     switch (level) {
     case NODE_OPS_SCALAR: return &node_ops_scalar;
-    case NODE_OPS_AVX2:
-        if (!has_avx2())
-            return NULL;
-        return has_avx_vnni() ? &node_ops_avx2vnni : &node_ops_avx2;
-    case NODE_OPS_AVX512:
-        if (!has_avx512())
-            return NULL;
-        return __builtin_cpu_supports("avx512vnni") ? &node_ops_avx512vnni : &node_ops_avx512;
+    case NODE_OPS_AVX2: return has_avx2() ? &node_ops_avx2 : NULL;
+    case NODE_OPS_AVX512: return has_avx512() ? &node_ops_avx512 : NULL;
     }
     return NULL;
+}
+
+const node_ops_t *node_ops_get(node_ops_level_t level)
+{
+    const node_ops_t *plain = node_ops_plain(level);
+    if (plain == &node_ops_avx2 && has_avx_vnni())
+        return &node_ops_avx2vnni;
+    if (plain == &node_ops_avx512 && __builtin_cpu_supports("avx512vnni"))
+        return &node_ops_avx512vnni;
+    return plain;
 }
 
 node_ops_level_t node_ops_best_level(void)

@@ -14,7 +14,9 @@ static const node_ops_t *ops_of(node_isa_t isa)
 {
     switch (isa) {
     case NODE_ISA_SCALAR: return node_ops_get(NODE_OPS_SCALAR);
+    case NODE_ISA_AVX2_PLAIN: return node_ops_plain(NODE_OPS_AVX2);
     case NODE_ISA_AVX2: return node_ops_get(NODE_OPS_AVX2);
+    case NODE_ISA_AVX512_PLAIN: return node_ops_plain(NODE_OPS_AVX512);
     case NODE_ISA_AVX512: return node_ops_get(NODE_OPS_AVX512);
     default: return NULL;
     }
@@ -32,8 +34,18 @@ bool node_isa_available(node_isa_t isa) { return isa == NODE_ISA_AUTO || ops_of(
 
 const char *node_isa_name(node_isa_t isa)
 {
-    static const char *const names[] = {"auto", "scalar", "avx2", "avx512"};
+    static const char *const names[] = {"auto", "scalar", "avx2-plain", "avx2", "avx512-plain", "avx512"};
     return (size_t)isa < VC_ARRAY_LEN(names) ? names[isa] : "unknown";
+}
+
+bool node_isa_parse(const char *name, node_isa_t *isa_p)
+{
+    for (node_isa_t isa = NODE_ISA_AUTO; isa <= NODE_ISA_AVX512; isa++)
+        if (strcmp(name, node_isa_name(isa)) == 0) {
+            *isa_p = isa;
+            return true;
+        }
+    return false;
 }
 
 /* ---- scratch ---- */

@@ -14,7 +14,16 @@
 
 #define NODE_NUMERICS_ID 1u
 
-typedef enum { NODE_ISA_AUTO = 0, NODE_ISA_SCALAR, NODE_ISA_AVX2, NODE_ISA_AVX512 } node_isa_t;
+/* In rising order. AVX2 and AVX512: with VNNI where the CPU has it; the plain ones: never. */
+typedef enum {
+    NODE_ISA_AUTO = 0,
+    NODE_ISA_SCALAR,
+    NODE_ISA_AVX2_PLAIN,
+    NODE_ISA_AVX2,
+    NODE_ISA_AVX512_PLAIN,
+    NODE_ISA_AVX512
+} node_isa_t;
+#define NODE_ISA_CHOICES "auto|scalar|avx2-plain|avx2|avx512-plain|avx512" /* names, in the order of node_isa_t */
 
 typedef struct node_model_info {
     char arch[32]; /* llama, qwen2, qwen3 */
@@ -39,6 +48,7 @@ typedef struct node_engine_opts {
 void node_engine_opts_default(node_engine_opts_t *opts);
 bool node_isa_available(node_isa_t isa);
 const char *node_isa_name(node_isa_t isa);
+bool node_isa_parse(const char *name, node_isa_t *isa_p); /* false: no such name */
 
 /* gguf must outlive the engine. tok: for the tokenizer digest; NULL gives a zero digest (tests on models without
  * vocabulary). Weights of types Q4_0, Q4_1, Q8_0, F16, F32; half-split RoPE rows are un-permuted at load where the file

@@ -41,9 +41,9 @@
         "threads", VC_OPT_U64, &(member), "2", 1, 256, NULL, "threads of the engine" \
     }
 /* The choices stand in the order of node_isa_t. */
-#define NODE_OPT_ISA(member)                                                                                     \
-    {                                                                                                            \
-        "isa", VC_OPT_ENUM, &(member), "auto", 0, 0, "auto|scalar|avx2|avx512", "instruction set of the kernels" \
+#define NODE_OPT_ISA(member)                                                                            \
+    {                                                                                                   \
+        "isa", VC_OPT_ENUM, &(member), "auto", 0, 0, NODE_ISA_CHOICES, "instruction set of the kernels" \
     }
 /* The choices stand in the order of vc_log_level_t. */
 #define NODE_OPT_LOG_LEVEL(member, least)                                                                        \

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/backend.h"
 #include "model/engine.h"
 #include "support/golden.h"
 #include "support/tiny_model.h"
@@ -463,6 +464,23 @@ Test(forward, options_out_of_range_are_refused)
     cr_assert(node_isa_available(NODE_ISA_SCALAR) && node_isa_available(NODE_ISA_AUTO));
     node_gguf_close(gguf);
     gguf_image_free(&image);
+}
+
+/* The flags' list of names, the enumeration and the tables behind it tell the same. */
+Test(forward, instruction_sets_have_the_names_that_flags_offer)
+{
+    char names[] = NODE_ISA_CHOICES, *rest = names;
+    node_isa_t got, isa = NODE_ISA_AUTO;
+    for (char *name; (name = strsep(&rest, "|")) != NULL; isa++) {
+        cr_assert(node_isa_parse(name, &got) && got == isa, "%s", name);
+        cr_assert_str_eq(name, node_isa_name(isa));
+    }
+    cr_assert_eq(isa, NODE_ISA_AVX512 + 1);
+    cr_assert(!node_isa_parse("avx", &got) && !node_isa_parse("unknown", &got));
+    for (node_ops_level_t level = NODE_OPS_SCALAR; level <= NODE_OPS_AVX512; level++)
+        cr_assert_eq(node_ops_plain(level) == NULL, node_ops_get(level) == NULL);
+    cr_assert(node_ops_plain(NODE_OPS_AVX2) == NULL || node_ops_plain(NODE_OPS_AVX2) == &node_ops_avx2);
+    cr_assert(node_ops_plain(NODE_OPS_AVX512) == NULL || node_ops_plain(NODE_OPS_AVX512) == &node_ops_avx512);
 }
 
 /* ---- damaged and unsupported models ---- */

@@ -103,7 +103,7 @@ Test(identity_model, a_diagonal_of_the_axes_gives_the_bits_of_the_base)
         {4, "kivi:bits=4", 2, 65, 1, best, true},
         {2, "noise:eps=0.2,seed=1", 1, 64, 2, best, false},
         {7, "snapkv:keep=0.25,window=64", 2, 63, 0, best, false},
-        {16, "kivi:bits=2,residual=64", 1, 128, 3, NODE_ISA_AVX2, false},
+        {16, "kivi:bits=2,residual=64", 1, 128, 3, NODE_ISA_AVX2_PLAIN, false},
         {30, "none", 2, 1, 3, best, true},
         {64, "noise:eps=0.05,seed=2", 2, 0, 4, NODE_ISA_AVX2, true},
         {NODE_DRAFT_AUTO, "kivi:bits=4", 2, 100, 2, best, false},
