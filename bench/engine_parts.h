@@ -9,9 +9,8 @@ enum { ENGINE_MAX_DEPTHS = 8 };
 
 /* What the machine can do at most, measured by simple loops on all threads. */
 typedef struct {
-    double bytes_per_s; /* reading memory far larger than the caches */
-    double fma_per_s;   /* f32 multiply-adds */
-    double dot_per_s;   /* int16 multiply-adds */
+    double fma_per_s; /* f32 multiply-adds */
+    double dot_per_s; /* int16 multiply-adds */
 } roofline_t;
 
 typedef struct {
@@ -41,6 +40,13 @@ bool engine_peer_flash(const bench_t *b, const char *prompt, const char *gen, co
 
 /* engine_roofline.c */
 roofline_t engine_roofline(const bench_t *b);
+
+/* engine_memory.c. Reads a buffer of that many bytes as fast as the machine can. NULL for scalar code. */
+typedef struct engine_reader engine_reader_t;
+engine_reader_t *engine_reader_open(const bench_t *b, double bytes);
+/* Bytes per second of reading it so many times over. */
+double engine_reader_rate(engine_reader_t *r, uint32_t times);
+void engine_reader_close(engine_reader_t *r);
 
 /* engine_verify.c. Passes of many rows at the depths, as shares of the multiply-add peak. */
 void engine_verify(bench_t *b);

@@ -1,45 +1,21 @@
 /*
- * What the machine can do at most, with which the engine's speed is compared: a loop that reads memory far larger than
- * the caches, and loops of independent multiply-adds in registers, f32 and pairs of int16, of the widest instructions
- * that the engine uses at its level. All threads at once; the best of several rounds.
+ * What the machine can do at most, with which the engine's speed is compared: loops of independent multiply-adds in
+ * registers, f32 and pairs of int16, of the widest instructions that the engine uses at its level. All threads at once;
+ * the best of several rounds. How fast memory far larger than the caches is read is told beside them.
  */
 #include <immintrin.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "engine_parts.h"
 #include "kernels/backend.h"
-#include "kernels/huge.h"
 #include "kernels/team.h"
 #include "vc/mem.h"
 
 enum { ROUNDS = 9, CHAINS = 12, LOOPS = 2000000 };
-#define READ_BYTES ((size_t)512 << 20)
+#define READ_BYTES (512.0 * (1 << 20))
 
 #define TARGET(isa) __attribute__((target(isa), noinline))
 #define TARGET_INLINE(isa) __attribute__((target(isa), always_inline)) static inline
-
-TARGET("avx512f") static uint64_t read_avx512(const uint8_t *p, size_t n)
-{
-    __m512i s[4] = {_mm512_setzero_si512()};
-    for (size_t i = 0; i < n; i += 256)
-        for (int j = 0; j < 4; j++)
-            s[j] = _mm512_xor_si512(s[j], _mm512_load_si512(p + i + 64 * j));
-    s[0] = _mm512_xor_si512(_mm512_xor_si512(s[0], s[1]), _mm512_xor_si512(s[2], s[3]));
-    return (uint64_t)_mm512_reduce_add_epi64(s[0]);
-}
-
-TARGET("avx2") static uint64_t read_avx2(const uint8_t *p, size_t n)
-{
-    __m256i s[4] = {_mm256_setzero_si256()};
-    for (size_t i = 0; i < n; i += 128)
-        for (int j = 0; j < 4; j++)
-            s[j] = _mm256_xor_si256(s[j], _mm256_load_si256((const void *)(p + i + 32 * j)));
-    s[0] = _mm256_xor_si256(_mm256_xor_si256(s[0], s[1]), _mm256_xor_si256(s[2], s[3]));
-    return (uint64_t)(_mm256_extract_epi64(s[0], 0) ^ _mm256_extract_epi64(s[0], 1) ^ _mm256_extract_epi64(s[0], 2) ^
-                      _mm256_extract_epi64(s[0], 3));
-}
 
 /* Twelve registers by name, each waiting for itself only; the empty statement keeps the compiler from changing the
  * sums.
@@ -89,7 +65,6 @@ PEAK_LOOP(dot_avx2, "avx2", __m256i, _mm256_setzero_si256(), 16)
 #undef STEP
 
 typedef struct {
-    uint64_t (*read)(const uint8_t *p, size_t n);
     double (*fma)(void);
     double (*dot)(void); /* these two return the multiply-adds that they did */
 } loops_t;
@@ -98,10 +73,10 @@ static bool loops_of(node_isa_t isa, loops_t *l)
 {
     if (isa >= NODE_ISA_AVX512_PLAIN) {
         const bool vnni = isa == NODE_ISA_AVX512 && node_ops_get(NODE_OPS_AVX512) == &node_ops_avx512vnni;
-        *l = (loops_t){read_avx512, fma_avx512, vnni ? dot_avx512vnni : dot_avx512};
+        *l = (loops_t){fma_avx512, vnni ? dot_avx512vnni : dot_avx512};
     } else if (isa >= NODE_ISA_AVX2_PLAIN) {
         const bool vnni = isa == NODE_ISA_AVX2 && node_ops_get(NODE_OPS_AVX2) == &node_ops_avx2vnni;
-        *l = (loops_t){read_avx2, fma_avx2, vnni ? dot_avx2vnni : dot_avx2};
+        *l = (loops_t){fma_avx2, vnni ? dot_avx2vnni : dot_avx2};
     } else {
         return false;
     }
@@ -109,34 +84,41 @@ static bool loops_of(node_isa_t isa, loops_t *l)
 }
 
 typedef struct {
-    uint64_t (*read)(const uint8_t *p, size_t n); /* or NULL: compute */
     double (*compute)(void);
-    const uint8_t *data;
-    size_t bytes; /* of a thread's part */
-    _Atomic uint64_t sum;
     _Atomic uint64_t done; /* multiply-adds */
 } job_t;
 
 static void run_job(void *arg, uint32_t thread)
 {
     job_t *j = arg;
-    if (j->read != NULL)
-        atomic_fetch_add(&j->sum, j->read(j->data + thread * j->bytes, j->bytes));
-    else
-        atomic_fetch_add(&j->done, (uint64_t)j->compute());
+    (void)thread;
+    atomic_fetch_add(&j->done, (uint64_t)j->compute());
 }
 
-/* Of the best round; what a round does is counted by the caller for reading, by the loops for arithmetic. */
-static double best_rate(node_team_t *team, job_t *j, double amount)
+/* Of the best round. */
+static double best_rate(node_team_t *team, double (*compute)(void))
 {
+    job_t j = {.compute = compute};
     double best = 0;
     for (int r = 0; r < ROUNDS; r++) {
-        atomic_store(&j->done, 0);
+        atomic_store(&j.done, 0);
         double start = bench_now_s();
-        node_team_run(team, run_job, j);
-        double took = bench_now_s() - start, rate = (j->read != NULL ? amount : (double)atomic_load(&j->done)) / took;
+        node_team_run(team, run_job, &j);
+        double rate = (double)atomic_load(&j.done) / (bench_now_s() - start);
         best = rate > best ? rate : best;
     }
+    return best;
+}
+
+static double read_rate(const bench_t *b)
+{
+    engine_reader_t *reader = engine_reader_open(b, bench_quick() ? READ_BYTES / 16 : READ_BYTES);
+    double best = 0;
+    for (int r = 0; r < ROUNDS; r++) {
+        double rate = engine_reader_rate(reader, 1);
+        best = VC_MAX(rate, best);
+    }
+    engine_reader_close(reader);
     return best;
 }
 
@@ -151,21 +133,10 @@ roofline_t engine_roofline(const bench_t *b)
     }
     node_team_t *team;
     engine_check(node_team_create(b->threads, &team, &err), &err);
-    const size_t all = bench_quick() ? READ_BYTES / 16 : READ_BYTES;
-    uint8_t *data = node_alloc_huge(all);
-    if (data == NULL)
-        bench_fail("no memory to read from");
-    memset(data, 1, all);
-    job_t j = {.read = loops.read, .data = data, .bytes = all / b->threads / 4096 * 4096};
-    r.bytes_per_s = best_rate(team, &j, (double)j.bytes * b->threads);
-    j.read = NULL;
-    j.compute = loops.fma;
-    r.fma_per_s = best_rate(team, &j, 0);
-    j.compute = loops.dot;
-    r.dot_per_s = best_rate(team, &j, 0);
-    bench_note("roofline: memory %.1f GB/s, f32 %.0f and int16 %.0f G multiply-adds/s, %u threads", r.bytes_per_s / 1e9,
+    r.fma_per_s = best_rate(team, loops.fma);
+    r.dot_per_s = best_rate(team, loops.dot);
+    bench_note("roofline: memory %.1f GB/s, f32 %.0f and int16 %.0f G multiply-adds/s, %u threads", read_rate(b) / 1e9,
                r.fma_per_s / 1e9, r.dot_per_s / 1e9, b->threads);
-    vc_free(data);
     node_team_destroy(team);
     return r;
 }
