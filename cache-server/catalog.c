@@ -271,6 +271,19 @@ uint64_t cs_catalog_generation(const cs_catalog_t *catalog) { return catalog->ge
 
 uint32_t cs_catalog_format(const cs_catalog_t *catalog) { return catalog->format; }
 
+bool cs_catalog_has_table(const cs_catalog_t *catalog, const char *name)
+{
+    const rocksdb_livefiles_t *live = rocksdb_livefiles(catalog->db);
+    bool has = false;
+    for (int i = 0; live && !has && i < rocksdb_livefiles_count(live); i++) {
+        const char *table = rocksdb_livefiles_name(live, i);
+        has = strcmp(table + (table[0] == '/'), name) == 0;
+    }
+    if (live)
+        rocksdb_livefiles_destroy(live);
+    return has;
+}
+
 /* ---- rows ---- */
 
 static bool visit(const cs_catalog_visitor_t *v, int cf, const uint8_t *key, size_t key_len, const uint8_t *value,

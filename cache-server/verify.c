@@ -204,9 +204,10 @@ static vc_status_t check_catalog(verify_t *v, vc_err_t *err)
     vc_status_t status = cs_catalog_check_format(v->opts->data_dir, err);
     if (status != VC_OK)
         return status;
-    cs_verify_catalog_files(v);
+    status = cs_catalog_open_offline(v->opts->data_dir, &catalog, &why);
+    cs_verify_catalog_files(v, catalog);
     check_keyspace_file(v);
-    if (cs_catalog_open_offline(v->opts->data_dir, &catalog, &why) != VC_OK) {
+    if (status != VC_OK) {
         cs_verify_found(v, CS_VERIFY_CATALOG, "%s", why.msg);
         return VC_OK;
     }

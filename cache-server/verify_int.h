@@ -36,8 +36,8 @@ typedef struct verify {
 void cs_verify_found(verify_t *v, cs_verify_kind_t kind, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 bool cs_verify_add(verify_t *v, verify_list_t *list, const void *item, size_t bytes);
 
-/* verify_files.c: the files of RocksDB, by what they say of themselves. */
-void cs_verify_catalog_files(verify_t *v);
+/* verify_files.c: the files of RocksDB, by what they say of themselves. catalog: NULL where it cannot be opened. */
+void cs_verify_catalog_files(verify_t *v, const cs_catalog_t *catalog);
 /* Pure, for one file in memory: NULL when it holds, else what is wrong (static storage); *at_p is the offset. */
 const char *cs_verify_log_bytes(const uint8_t *data, size_t bytes, size_t *at_p);
 const char *cs_verify_table_footer(const uint8_t *tail, size_t bytes);

@@ -263,6 +263,21 @@ static void raw_close(raw_t *r)
     rocksdb_readoptions_destroy(r->read);
 }
 
+Test(verify, a_table_that_a_kill_left_half_written_is_no_damage)
+{
+    const char *dir = unpacked();
+    char path[600];
+    static const size_t sizes[] = {0, 40, 5000};
+    for (size_t i = 0; i < VC_ARRAY_LEN(sizes); i++) {
+        uint8_t *part = vc_calloc(1, sizes[i] + 1);
+        snprintf(path, sizeof(path), "%s/catalog/00099%zu.sst", dir, i);
+        vt_file_write(path, part, sizes[i]);
+        vc_free(part);
+        cr_assert_eq(damage(dir), 0, "of %zu bytes", sizes[i]);
+    }
+    vt_tmpdir_remove(&tmp);
+}
+
 typedef struct row {
     uint8_t key[64], value[512];
     size_t key_len, len;
@@ -307,7 +322,8 @@ Test(verify, a_flip_in_any_byte_of_a_row_is_found)
     raw_open(&raw, dir); /* the check reads beside it: what was put is in the log at once */
     for (int cf = OBJECTS_CF; cf <= PREFIXES_CF; cf++) {
         row_t row = raw_row(&raw, cf, 1);
-        for (size_t at = 0; at < row.key_len + row.len; at += cf == KEYSPACES_CF ? 3 : 1) {
+        const size_t step = VT_EVERY > 1 ? 7 : cf == KEYSPACES_CF ? 3 : 1; /* each is a whole check */
+        for (size_t at = 0; at < row.key_len + row.len; at += step) {
             row_t bad = row;
             if (at < row.key_len)
                 bad.key[at] ^= 0x10;
