@@ -139,8 +139,9 @@ bool crash_epoch(crash_model_t *model, const char *line);
 uint32_t crash_random(uint64_t *state);
 
 /* ---- crash_plan.c ---- */
-/* Kills at every fault point that lives of the scenario pass, at several of its passes each; an empty plan without
- * VC_FAULTS. False: a case failed, or a point that is passed often was never reached again. */
+/* Kills at every fault point that lives of the scenario pass, at several of its passes each (at half as many where
+ * the build is sanitized); an empty plan without VC_FAULTS. False: a case failed, or a point that is passed often was
+ * never reached again. */
 bool crash_sweep(crash_model_t *model, const char *scenario, uint64_t seed);
 /* Random lives until the model has counted n_kills, or until deadline_s of the monotonic clock (0: none). */
 bool crash_storm(crash_model_t *model, const char *scenario, uint64_t seed, uint64_t n_kills, double deadline_s);

@@ -2,6 +2,7 @@
 #include <time.h>
 
 #include "crash.h"
+#include "support/vc_test.h"
 
 #define KILLS_PER_POINT 8u
 #define EPOCH_LIVES 24u
@@ -90,11 +91,11 @@ static unsigned long passes_of(const cs_fault_passes_t *passes, const char *name
 /* The first passes of the recovery, the first after it, and some spread over the rest. */
 static void add_point(plan_t *plan, const char *name, unsigned long at_open, unsigned long passes)
 {
-    for (unsigned long i = 1; i <= VC_MIN(at_open, 2ul); i++)
+    for (unsigned long i = 1; i <= VC_MIN(at_open, 2ul); i += VT_EVERY)
         add_target(plan, name, i, passes);
-    for (unsigned long i = 1; i <= 3; i++)
+    for (unsigned long i = 1; i <= 3; i += VT_EVERY)
         add_target(plan, name, at_open + i <= passes ? at_open + i : 0, passes);
-    for (unsigned long i = 1; i <= 4; i++)
+    for (unsigned long i = 1; i <= 4; i += VT_EVERY)
         add_target(plan, name, at_open + (passes - at_open) * i / 6, passes);
 }
 
