@@ -224,7 +224,7 @@ Test(draft_accounting, defect_21_a_last_round_of_fewer_drafts_loses_no_token)
     setup(&f);
     for (int i = 0; i < N_BODIES; i++) {
         gen_request_t r = {.engine = f.engine, .prompt = f.text, .n_prompt = N_PROMPT, .spec = bodies[i]};
-        for (uint32_t budget = 1; budget <= 14; budget++) {
+        for (uint32_t budget = 1 + (uint32_t)i % VT_EVERY; budget <= 14; budget += VT_EVERY) {
             gen_result_t plain, ours;
             r.max_tokens = budget;
             r.x = 0;

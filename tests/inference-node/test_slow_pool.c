@@ -81,7 +81,8 @@ Test(slow_pool, whatever_is_read_ahead_dropped_truncated_and_spilled_the_bits_ar
 {
     setup();
     static const uint32_t streams[] = {1, 2, N_SESSIONS}, buffers[] = {0, 3, 2 * N_LAYER + 1, N_SESSIONS * N_LAYER};
-    for (uint64_t seed = 1; seed <= 6; seed += VT_EVERY * VT_EVERY) {
+    const uint64_t first = VT_EVERY > 1 ? 5 : 1; /* one with threads for io, four sessions in a pass, and delays */
+    for (uint64_t seed = first; seed <= 6; seed += VT_EVERY) {
         uint32_t n = streams[seed % VC_ARRAY_LEN(streams)];
         node_slow_pool_opts_t o = pool_opts(2 * n + buffers[seed % VC_ARRAY_LEN(buffers)], n);
         o.io = seed % 3 == 2 ? NODE_SLOW_IO_THREADS : NODE_SLOW_IO_AUTO;

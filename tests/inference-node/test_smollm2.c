@@ -165,8 +165,9 @@ Test(smollm2, golden_logits_and_greedy_runs_hold)
     const json_t *prompts = json_object_get(j, "prompts");
     double kl = 0;
     cr_assert_eq(json_array_size(prompts), 6u);
-    for (size_t i = 0; i < 6; i += VT_EVERY)
-        kl += check_prompt(&m, json_array_get(prompts, i)) / (6 / VT_EVERY);
+    const size_t n = VT_EVERY > 1 ? 1 : 6; /* another prompt runs no other code */
+    for (size_t i = 0; i < n; i++)
+        kl += check_prompt(&m, json_array_get(prompts, i)) / (double)n;
     cr_assert_lt(kl, 1e-4, "mean KL %g", kl);
     cr_assert_eq(node_engine_saturations(m.eng), 0u);
     json_decref(j);
@@ -198,6 +199,8 @@ static void compare_kv(void *arg, node_capture_kind_t kind, uint32_t layer, uint
 Test(smollm2, first_rows_of_k_and_v_match_the_golden_ones)
 {
     model_t m;
+    if (VT_EVERY > 1)
+        cr_skip_test("numbers are of the release build: test_watch runs captures everywhere");
     if (!open_real(&m, 2, NODE_ISA_AUTO))
         cr_skip_test();
     golden_t *g = golden_open("smollm2_kv");
@@ -228,7 +231,7 @@ Test(smollm2, first_rows_of_k_and_v_match_the_golden_ones)
 
 /* ---- the contract on the real model ---- */
 
-enum { N = 300 };
+enum { N = VT_EVERY > 1 ? 70 : 300 };
 
 static void run(const model_t *m, const uint32_t *ids, uint32_t first, uint32_t chunk, float *logits, vc_digest_t *kv_p)
 {

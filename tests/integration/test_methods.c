@@ -215,7 +215,7 @@ static void check_answers(remote_cluster_t *c)
 }
 
 /* One cluster for both: to register every copy takes longer than to look at them. */
-Test(methods, every_copy_travels_as_its_spec_says_is_drafted_on_and_changes_nothing, .timeout = 580)
+Test(methods, every_copy_travels_as_its_spec_says_is_drafted_on_and_changes_nothing)
 {
     NEED_PROGRAMS();
     remote_cluster_t c;
@@ -226,7 +226,7 @@ Test(methods, every_copy_travels_as_its_spec_says_is_drafted_on_and_changes_noth
 }
 
 /* The same in one process, where the copy is made of the prompt and never stored. */
-Test(methods, a_copy_of_the_prompt_is_drafted_on_and_changes_nothing, .timeout = 580)
+Test(methods, a_copy_of_the_prompt_is_drafted_on_and_changes_nothing)
 {
     NEED_PROGRAMS();
     if (VT_EVERY > 1) {

@@ -3,6 +3,7 @@
 
 #ifdef VC_TSAN
 #include <stdarg.h>
+#include <time.h>
 
 typedef struct {
     const char *suite, *name;
@@ -36,16 +37,25 @@ void vc_test_skip(const char *fmt, ...)
     longjmp(skip_point, 1);
 }
 
+static double now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
 int main(void)
 {
     volatile int skipped = 0; /* survives the jump */
     for (volatile int i = 0; i < n_entries; i++) {
+        const double start = now_s();
         running = entries[i].name;
         printf("[ RUN ] %s::%s\n", entries[i].suite, entries[i].name);
         if (setjmp(skip_point) == 0)
             entries[i].fn();
         else
             skipped++;
+        printf("[DONE ] %s::%s: (%.2fs)\n", entries[i].suite, entries[i].name, now_s() - start);
     }
     printf("%d tests, %d skipped\n", n_entries, skipped);
     return n_entries == 0;

@@ -34,6 +34,9 @@ struct vt_proc {
     int exit_code;
 };
 
+/* Machines differ, and sanitized programs take several times as long; deadlines are for broken ones only. */
+enum { PATIENCE = 3 };
+
 static void path_of(const char *program, char *path, size_t cap)
 {
     static const char *const dirs[] = {"cache-server", "inference-node", "bench", "tests"};
@@ -192,7 +195,7 @@ static bool next_line(vt_proc_t *proc, const char *text, char *line, size_t cap)
 
 bool vt_proc_wait_line(vt_proc_t *proc, const char *text, uint32_t timeout_ms, char *line, size_t cap)
 {
-    struct timespec deadline = deadline_in(timeout_ms);
+    struct timespec deadline = deadline_in(PATIENCE * timeout_ms);
     pthread_mutex_lock(&proc->lock);
     bool found = next_line(proc, text, line, cap);
     while (!found && !proc->closed && pthread_cond_timedwait(&proc->grown, &proc->lock, &deadline) == 0)
@@ -209,7 +212,7 @@ int vt_proc_wait_exit(vt_proc_t *proc, uint32_t timeout_ms)
     if (proc->reaped)
         return proc->exit_code;
     int ready;
-    while ((ready = poll(&pfd, 1, (int)timeout_ms)) < 0 && errno == EINTR) {
+    while ((ready = poll(&pfd, 1, (int)(PATIENCE * timeout_ms))) < 0 && errno == EINTR) {
     }
     if (ready == 0)
         return -1;
