@@ -84,12 +84,6 @@ static void open_pair(pair_t *p, node_slow_pool_t *pool, uint32_t seed)
     gen_prompt(seed, p->text, N_MAX);
 }
 
-static void close_pair(pair_t *p)
-{
-    node_kv_fini(&p->slow);
-    node_kv_fini(&p->memory);
-}
-
 /* So many rows more of each session, in one pass over all; logits of the last row of each. */
 static vc_status_t pass(pair_t *const *pairs, uint32_t n, const uint32_t *n_rows, bool slow, float *logits,
                         vc_err_t *err)
@@ -112,15 +106,17 @@ static void same_pass(pair_t *const *pairs, uint32_t n, const uint32_t *n_rows)
     cr_assert(memcmp(a, b, n * sizeof a[0]) == 0, "logits differ");
 }
 
-static void check_digests(pair_t *p)
+static void check_digests(pair_t *pairs, uint32_t n)
 {
-    node_kv_t view;
-    vc_digest_t a, b;
-    GEN_OK(node_slow_view(&p->slow, &view, &gen_err));
-    node_kv_digest(&view, view.n_tokens, &a);
-    node_kv_digest(&p->memory, p->memory.n_tokens, &b);
-    node_kv_fini(&view);
-    cr_assert(gen_digest_equal(&a, &b), "KV differs");
+    for (pair_t *p = pairs; p < pairs + n; p++) {
+        node_kv_t view;
+        vc_digest_t a, b;
+        GEN_OK(node_slow_view(&p->slow, &view, &gen_err));
+        node_kv_digest(&view, view.n_tokens, &a);
+        node_kv_digest(&p->memory, p->memory.n_tokens, &b);
+        node_kv_fini(&view);
+        cr_assert(gen_digest_equal(&a, &b), "KV differs");
+    }
 }
 
 /* All sessions filled to n tokens. */
@@ -134,6 +130,28 @@ static void fill(pair_t *pairs, uint32_t n, uint32_t tokens)
         }
         cr_assert_gt(node_slow_n_spilled(p->slow.slow), 2);
     }
+}
+
+/* n sessions of the pool, filled to so many tokens. */
+static pair_t *open_pairs(node_slow_pool_t *pool, uint32_t n, uint32_t seed, uint32_t tokens)
+{
+    pair_t *pairs = vc_calloc(n, sizeof *pairs);
+    cr_assert_not_null(pairs);
+    for (uint32_t i = 0; i < n; i++)
+        open_pair(&pairs[i], pool, seed + i);
+    fill(pairs, n, tokens);
+    return pairs;
+}
+
+/* pool: theirs, when they are its last ones, else NULL. */
+static void close_pairs(pair_t *pairs, uint32_t n, node_slow_pool_t *pool)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        node_kv_fini(&pairs[i].slow);
+        node_kv_fini(&pairs[i].memory);
+    }
+    node_slow_pool_destroy(pool);
+    vc_free(pairs);
 }
 
 #endif

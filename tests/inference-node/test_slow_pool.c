@@ -69,12 +69,8 @@ static void random_run(const node_slow_pool_opts_t *o, uint64_t seed, uint32_t s
     }
     cr_assert_gt(s.read_bytes, 0);
     cr_assert_eq(s.n_sessions, N_SESSIONS);
-    for (uint32_t i = 0; i < N_SESSIONS; i++)
-        check_digests(&pairs[i]);
-    for (uint32_t i = 0; i < N_SESSIONS; i++)
-        close_pair(&pairs[i]);
-    node_slow_pool_destroy(pool);
-    vc_free(pairs);
+    check_digests(pairs, N_SESSIONS);
+    close_pairs(pairs, N_SESSIONS, pool);
 }
 
 Test(slow_pool, whatever_is_read_ahead_dropped_truncated_and_spilled_the_bits_are_those_of_memory)
@@ -105,13 +101,11 @@ static void await(node_kv_t *kv, uint64_t bytes)
 Test(slow_pool, a_session_reads_ahead_what_it_was_told_and_the_rest_in_its_pass)
 {
     setup();
-    pair_t pair[1] = {0}, *p = pair;
     node_slow_pool_opts_t o = pool_opts(N_LAYER + 2, 1);
     node_slow_pool_t *pool = open_pool(&o);
+    pair_t *p = open_pairs(pool, 1, 5, 700);
     node_slow_pool_stats_t a, b;
     uint32_t one = 1;
-    open_pair(p, pool, 5);
-    fill(p, 1, 700);
     node_slow_pool_stats(pool, &a);
     uint64_t all = node_slow_pass_bytes(&p->slow), layer = all / N_LAYER;
     cr_assert_eq(all, (uint64_t)node_slow_n_spilled(p->slow.slow) * part_bytes() * N_LAYER);
@@ -134,8 +128,7 @@ Test(slow_pool, a_session_reads_ahead_what_it_was_told_and_the_rest_in_its_pass)
     node_slow_pool_stats(pool, &b);
     cr_assert_eq(b.read_bytes - a.read_bytes, all, "each layer once");
     cr_assert_eq(b.held_bytes, 0);
-    close_pair(p);
-    node_slow_pool_destroy(pool);
+    close_pairs(p, 1, pool);
     teardown();
 }
 
@@ -143,14 +136,11 @@ Test(slow_pool, what_others_read_ahead_leaves_every_pass_its_two_buffers)
 {
     setup();
     enum { STREAMS = 2 };
-    pair_t *pairs = vc_calloc(N_SESSIONS, sizeof *pairs), *p[STREAMS];
     node_slow_pool_opts_t o = pool_opts(7, STREAMS);
     node_slow_pool_t *pool = open_pool(&o);
+    pair_t *pairs = open_pairs(pool, N_SESSIONS, 30, 700), *p[STREAMS];
     node_slow_pool_stats_t s;
     uint32_t ones[] = {1, 1};
-    for (uint32_t i = 0; i < N_SESSIONS; i++)
-        open_pair(&pairs[i], pool, 30 + i);
-    fill(pairs, N_SESSIONS, 700);
     uint64_t layer = node_slow_pass_bytes(&pairs[0].slow) / N_LAYER;
     for (uint32_t i = 0; i < N_SESSIONS; i++)
         GEN_OK(node_slow_prefetch(&pairs[i].slow, UINT64_MAX));
@@ -167,25 +157,18 @@ Test(slow_pool, what_others_read_ahead_leaves_every_pass_its_two_buffers)
         p[1] = &pairs[(i + 1) % N_SESSIONS];
         same_pass(p, STREAMS, ones);
     }
-    for (uint32_t i = 0; i < N_SESSIONS; i++)
-        check_digests(&pairs[i]);
-    for (uint32_t i = 0; i < N_SESSIONS; i++)
-        close_pair(&pairs[i]);
-    node_slow_pool_destroy(pool);
-    vc_free(pairs);
+    check_digests(pairs, N_SESSIONS);
+    close_pairs(pairs, N_SESSIONS, pool);
     teardown();
 }
 
 Test(slow_pool, wishes_are_served_in_the_order_in_which_they_were_made)
 {
     setup();
-    pair_t *pairs = vc_calloc(3, sizeof *pairs), *p = pairs;
     node_slow_pool_opts_t o = pool_opts(5, 1);
     node_slow_pool_t *pool = open_pool(&o);
+    pair_t *pairs = open_pairs(pool, 3, 70, 700), *p = pairs;
     uint32_t one = 1;
-    for (uint32_t i = 0; i < 3; i++)
-        open_pair(&pairs[i], pool, 70 + i);
-    fill(pairs, 3, 700);
     node_kv_t *a = &pairs[0].slow, *b = &pairs[1].slow, *c = &pairs[2].slow;
     uint64_t layer = node_slow_pass_bytes(a) / N_LAYER;
     GEN_OK(node_slow_prefetch(c, UINT64_MAX)); /* takes all that may be taken */
@@ -202,12 +185,8 @@ Test(slow_pool, wishes_are_served_in_the_order_in_which_they_were_made)
     same_pass(&p, 1, &one);
     await(b, 3 * layer);
     cr_assert_eq(node_slow_arrived(a), 0);
-    for (uint32_t i = 0; i < 3; i++) {
-        check_digests(&pairs[i]);
-        close_pair(&pairs[i]);
-    }
-    node_slow_pool_destroy(pool);
-    vc_free(pairs);
+    check_digests(pairs, 3);
+    close_pairs(pairs, 3, pool);
     teardown();
 }
 
@@ -233,31 +212,25 @@ Test(slow_pool, the_engine_gives_time_to_others_before_each_layer)
 Test(slow_pool, sessions_come_and_go_while_their_reads_are_under_way)
 {
     setup();
-    pair_t *pairs = vc_calloc(2, sizeof *pairs), *p = pairs;
     node_slow_pool_opts_t o = pool_opts(2 * N_LAYER + 4, 2);
     uint32_t one = 1;
     o.delay_seed = 99;
     node_slow_pool_t *pool = open_pool(&o);
-    open_pair(&pairs[0], pool, 1);
-    fill(pairs, 1, 700);
+    pair_t *p = open_pairs(pool, 1, 1, 700);
     for (uint32_t round = 0; round < 5; round++) {
-        pairs[1] = (pair_t){0};
-        open_pair(&pairs[1], pool, 2 + round);
-        fill(&pairs[1], 1, 640);
-        GEN_OK(node_slow_prefetch(&pairs[1].slow, UINT64_MAX));
-        GEN_OK(node_slow_prefetch(&pairs[0].slow, UINT64_MAX));
+        pair_t *guest = open_pairs(pool, 1, 2 + round, 640);
+        GEN_OK(node_slow_prefetch(&guest->slow, UINT64_MAX));
+        GEN_OK(node_slow_prefetch(&p->slow, UINT64_MAX));
         if (round % 2 == 0)
-            node_slow_drop(&pairs[0].slow);
-        close_pair(&pairs[1]);
+            node_slow_drop(&p->slow);
+        close_pairs(guest, 1, NULL);
         same_pass(&p, 1, &one);
     }
     node_slow_pool_stats_t s;
     node_slow_pool_stats(pool, &s);
     cr_assert_eq(s.n_sessions, 1);
-    check_digests(p);
-    close_pair(p);
-    node_slow_pool_destroy(pool);
-    vc_free(pairs);
+    check_digests(p, 1);
+    close_pairs(p, 1, pool);
     teardown();
 }
 
@@ -317,25 +290,26 @@ Test(slow_pool, sessions_of_one_pool_may_have_threads_of_their_own)
         cr_assert_eq(streams[i].status, VC_OK);
         cr_assert_not(streams[i].differs);
         cr_assert_gt(node_slow_n_spilled(pairs[i].slow.slow), 2);
-        check_digests(&pairs[i]);
-        close_pair(&pairs[i]);
     }
-    node_slow_pool_destroy(pool);
-    vc_free(pairs);
+    check_digests(pairs, N);
+    close_pairs(pairs, N, pool);
     teardown();
+}
+
+static node_slow_pool_t *clocked_pool(vc_fake_clock_t *clock)
+{
+    node_slow_pool_opts_t o = pool_opts(N_LAYER + 2, 1);
+    vc_fake_clock_init(clock, 1000);
+    o.clock = &clock->clock;
+    return open_pool(&o);
 }
 
 Test(slow_pool, the_link_is_busy_while_a_read_is_under_way)
 {
     setup();
-    pair_t pair[1] = {0}, *p = pair;
     vc_fake_clock_t clock;
-    vc_fake_clock_init(&clock, 1000);
-    node_slow_pool_opts_t o = pool_opts(N_LAYER + 2, 1);
-    o.clock = &clock.clock;
-    node_slow_pool_t *pool = open_pool(&o);
-    open_pair(p, pool, 5);
-    fill(p, 1, 700);
+    node_slow_pool_t *pool = clocked_pool(&clock);
+    pair_t *p = open_pairs(pool, 1, 5, 700);
     node_slow_pool_stats_t s;
     node_slow_pool_stats(pool, &s);
     cr_assert_eq(s.busy_us, 0);
@@ -347,22 +321,16 @@ Test(slow_pool, the_link_is_busy_while_a_read_is_under_way)
     node_slow_pool_stats(pool, &s);
     cr_assert_eq(s.busy_us, 70);
     cr_assert_eq(s.wait_us, 0);
-    close_pair(p);
-    node_slow_pool_destroy(pool);
+    close_pairs(p, 1, pool);
     teardown();
 }
 
 Test(slow_pool, a_limited_link_is_asked_for_no_more_than_its_rate)
 {
     setup();
-    pair_t pair[1] = {0}, *p = pair;
     vc_fake_clock_t clock;
-    vc_fake_clock_init(&clock, 1000);
-    node_slow_pool_opts_t o = pool_opts(N_LAYER + 2, 1);
-    o.clock = &clock.clock;
-    node_slow_pool_t *pool = open_pool(&o);
-    open_pair(p, pool, 5);
-    fill(p, 1, 700);
+    node_slow_pool_t *pool = clocked_pool(&clock);
+    pair_t *p = open_pairs(pool, 1, 5, 700);
     uint64_t layer = node_slow_pass_bytes(&p->slow) / N_LAYER;
     node_slow_pool_limit(pool, layer);
     GEN_OK(node_slow_prefetch(&p->slow, UINT64_MAX));
@@ -373,8 +341,7 @@ Test(slow_pool, a_limited_link_is_asked_for_no_more_than_its_rate)
     }
     node_slow_pool_limit(pool, 0);
     await(&p->slow, N_LAYER * layer);
-    close_pair(p);
-    node_slow_pool_destroy(pool);
+    close_pairs(p, 1, pool);
     teardown();
 }
 
@@ -413,20 +380,15 @@ Test(slow_pool, what_does_not_fit_is_refused_by_name)
     cr_assert_eq(node_slow_create(&other, &so, &slow, &err), VC_ERR_MISMATCH);
 
     static float logits[2][TINY_N_VOCAB];
-    pair_t *pairs = vc_calloc(2, sizeof *pairs), *p[2] = {&pairs[0], &pairs[1]};
+    pair_t *pairs = open_pairs(pool, 2, 60, 650), *p[2] = {&pairs[0], &pairs[1]};
     uint32_t ones[2] = {1, 1};
-    for (uint32_t i = 0; i < 2; i++)
-        open_pair(p[i], pool, 60 + i);
-    fill(pairs, 2, 650);
     cr_assert_eq(pass(p, 2, ones, true, logits[0], &err), VC_ERR_RANGE, "one session a pass");
     cr_assert(strstr(err.msg, "1 sessions that stream"), "%s", err.msg);
     for (uint32_t i = 0; i < 2; i++) {
         cr_assert_eq(node_slow_failed(&p[i]->slow, NULL), VC_OK);
         same_pass(&p[i], 1, ones);
-        close_pair(p[i]);
     }
-    node_slow_pool_destroy(pool);
-    vc_free(pairs);
+    close_pairs(pairs, 2, pool);
     teardown();
 }
 

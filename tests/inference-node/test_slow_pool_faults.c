@@ -43,16 +43,13 @@ static void check_fault(fault_t fault, node_slow_io_mode_t io, uint64_t delay_se
     static const vc_status_t expected[N_FAULTS] = {VC_ERR_CORRUPT, VC_ERR_RANGE, VC_ERR_IO};
     static const char *const sentences[N_FAULTS] = {"layer 4", "layer 4 of", "Is a directory"};
     static float logits[3][TINY_N_VOCAB];
-    pair_t *pairs = vc_calloc(3, sizeof *pairs), *p[3] = {&pairs[0], &pairs[1], &pairs[2]};
-    pair_t *rest[2] = {p[0], p[2]};
     uint32_t rows[3] = {2, 3, 1}, rest_rows[2] = {2, 1};
     node_slow_pool_opts_t o = pool_opts(8, 3);
     o.io = io;
     o.delay_seed = delay_seed;
     node_slow_pool_t *pool = open_pool(&o);
-    for (uint32_t i = 0; i < 3; i++)
-        open_pair(p[i], pool, 40 + i);
-    fill(pairs, 3, 650);
+    pair_t *pairs = open_pairs(pool, 3, 40, 650), *p[3] = {&pairs[0], &pairs[1], &pairs[2]};
+    pair_t *rest[2] = {p[0], p[2]};
     GEN_OK(node_slow_prefetch(&p[0]->slow, UINT64_MAX));
     break_file(p[1]->slow.slow, fault);
     vc_err_t err = {0}, why = {0};
@@ -68,12 +65,9 @@ static void check_fault(fault_t fault, node_slow_io_mode_t io, uint64_t delay_se
     cr_assert_eq(node_slow_prefetch(&p[1]->slow, 1), VC_ERR_STALE);
     for (uint32_t i = 0; i < 3; i++)
         same_pass(rest, 2, rest_rows);
-    check_digests(p[0]);
-    check_digests(p[2]);
-    for (uint32_t i = 0; i < 3; i++)
-        close_pair(p[i]);
-    node_slow_pool_destroy(pool);
-    vc_free(pairs);
+    check_digests(p[0], 1);
+    check_digests(p[2], 1);
+    close_pairs(pairs, 3, pool);
 }
 
 Test(slow_pool_faults, what_is_wrong_with_one_file_is_told_of_its_session_and_the_others_go_on)
@@ -91,37 +85,29 @@ Test(slow_pool_faults, two_damaged_sessions_of_a_pass_are_both_told)
 {
     setup();
     static float logits[2][TINY_N_VOCAB];
-    pair_t *pairs = vc_calloc(2, sizeof *pairs), *p[2] = {&pairs[0], &pairs[1]};
     uint32_t ones[2] = {1, 1};
     node_slow_pool_opts_t o = pool_opts(4, 2);
     node_slow_pool_t *pool = open_pool(&o);
-    for (uint32_t i = 0; i < 2; i++)
-        open_pair(p[i], pool, 50 + i);
-    fill(pairs, 2, 650);
+    pair_t *pairs = open_pairs(pool, 2, 50, 650), *p[2] = {&pairs[0], &pairs[1]};
     for (uint32_t i = 0; i < 2; i++)
         break_file(p[i]->slow.slow, DAMAGE);
     cr_assert_eq(pass(p, 2, ones, true, logits[0], NULL), VC_ERR_CORRUPT);
-    for (uint32_t i = 0; i < 2; i++) {
+    for (uint32_t i = 0; i < 2; i++)
         cr_assert_eq(node_slow_failed(&p[i]->slow, NULL), VC_ERR_CORRUPT);
-        close_pair(p[i]);
-    }
-    node_slow_pool_destroy(pool);
-    vc_free(pairs);
+    close_pairs(pairs, 2, pool);
     teardown();
 }
 
 Test(slow_pool_faults, a_full_disk_is_told_to_the_session_that_meets_it)
 {
     setup();
-    pair_t pair[1] = {0}, *p = pair;
     node_slow_pool_opts_t o = pool_opts(4, 1);
     node_slow_opts_t so;
     node_slow_t *slow = NULL;
     vc_err_t err = {0};
     uint32_t one = 1;
     node_slow_pool_t *pool = open_pool(&o);
-    open_pair(p, pool, 5);
-    fill(p, 1, 650);
+    pair_t *p = open_pairs(pool, 1, 5, 650);
     signal(SIGXFSZ, SIG_IGN);
     struct rlimit old, small = {65536, 65536};
     cr_assert_eq(getrlimit(RLIMIT_FSIZE, &old), 0);
@@ -132,8 +118,7 @@ Test(slow_pool_faults, a_full_disk_is_told_to_the_session_that_meets_it)
     cr_assert(strstr(err.msg, "no room for") && strstr(err.msg, dir.path), "%s", err.msg);
     cr_assert_eq(setrlimit(RLIMIT_FSIZE, &old), 0);
     same_pass(&p, 1, &one);
-    check_digests(p);
-    close_pair(p);
-    node_slow_pool_destroy(pool);
+    check_digests(p, 1);
+    close_pairs(p, 1, pool);
     teardown();
 }

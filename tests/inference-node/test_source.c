@@ -113,20 +113,6 @@ static void teardown(fx_t *f)
     gen_model_close(&f->model);
 }
 
-static node_sampling_t sampling_of(bool sampled)
-{
-    node_sampling_t s;
-    node_sampling_default(&s);
-    if (sampled) {
-        s.temperature = 0.8;
-        s.top_p = 0.95;
-        s.repeat_penalty = 1.2;
-        s.frequency_penalty = 0.1;
-        s.seed = 5;
-    }
-    return s;
-}
-
 static node_drafter_t *make(const fx_t *f, bool body, bool sampled, uint32_t max_draft, node_source_t *source)
 {
     node_drafter_opts_t o;
@@ -134,7 +120,7 @@ static node_drafter_t *make(const fx_t *f, bool body, bool sampled, uint32_t max
     node_drafter_opts_default(&o);
     o.engine = f->engine;
     o.body = body ? f->body : NULL;
-    o.sampling = sampling_of(sampled);
+    o.sampling = gen_sampled(sampled, 5);
     o.max_draft = max_draft;
     o.source = source;
     o.clock = NULL; /* the number of proposals is a matter of the script alone */
@@ -420,7 +406,7 @@ Test(source, a_session_commits_the_plain_bits_with_a_body_and_without_one)
     const uint32_t xs[] = {NODE_DRAFT_AUTO, 4, 16};
     for (int sampled = 0; sampled < 2; sampled++) {
         gen_result_t base, got;
-        r.sampling = sampling_of(sampled);
+        r.sampling = gen_sampled(sampled, 5);
         r.source = NULL;
         r.x = 0;
         gen_run(&r, &base);

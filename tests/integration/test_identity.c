@@ -41,21 +41,6 @@ typedef struct {
     uint64_t n_runs, none_proposed, none_accepted, noise_proposed, noise_accepted, source_proposed, source_accepted;
 } fx_t;
 
-static node_sampling_t sampling_of(bool sampled)
-{
-    node_sampling_t s;
-    node_sampling_default(&s);
-    if (sampled) {
-        s.temperature = 0.9;
-        s.top_k = 60;
-        s.top_p = 0.95;
-        s.repeat_penalty = 1.1;
-        s.frequency_penalty = 0.1;
-        s.seed = 20;
-    }
-    return s;
-}
-
 static void run_case(fx_t *f, const uint32_t *v, gen_result_t *out)
 {
     const uint32_t hits[N_HITS] = {0, 1, f->n_blocks / 2, f->n_blocks};
@@ -63,7 +48,7 @@ static void run_case(fx_t *f, const uint32_t *v, gen_result_t *out)
                        .prompt = f->prompt,
                        .n_prompt = N_PROMPT,
                        .max_tokens = N_NEW,
-                       .sampling = sampling_of(v[AX_SAMPLED]),
+                       .sampling = gen_sampled(v[AX_SAMPLED], 20),
                        .x = lengths[v[AX_X]],
                        .spec = specs[v[AX_SPEC]],
                        .cut = cuts[v[AX_CUT]],
@@ -566,7 +551,7 @@ Test(identity, requests_that_share_passes_get_the_bits_of_single_ones)
         rs[i].prompt = prompts[i];
         rs[i].n_prompt = 70 + 30 * (i / 2);
         rs[i].max_tokens = 20 + 7 * i;
-        rs[i].sampling = sampling_of(i == 2);
+        rs[i].sampling = gen_sampled(i == 2, 20);
         gen_run(&rs[i], &base[i]);
         members[i] = (member_t){gen_verifier(&rs[i]), &base[i], 0};
     }

@@ -59,13 +59,8 @@ static void run_diagonal(const fx_t *f, uint32_t n_prompt, uint32_t n_new, const
         gen_request_t r = {.engine = gen_engine(&f->model, d->threads, d->isa),
                            .prompt = f->ids,
                            .n_prompt = n_prompt,
-                           .max_tokens = n_new};
-        if (d->sampled) {
-            node_sampling_default(&r.sampling);
-            r.sampling.temperature = 0.8;
-            r.sampling.top_p = 0.9;
-            r.sampling.seed = 77;
-        }
+                           .max_tokens = n_new,
+                           .sampling = gen_sampled(d->sampled, 77)};
         if (i < 2) /* the first two are the bases: plain, greedy then sampled */
             gen_run(&r, &base[i]);
         if (i == 0)
@@ -174,40 +169,53 @@ static void close_batches(fx_t *f, batching_t *b)
     teardown(f);
 }
 
+typedef struct {
+    uint32_t n, x, prompt_rows, max_running;
+    bool lock_step, source, arrive;
+} batch_case_t;
+
+/* dir: of the slow tier, with transfers held back; NULL: all full KV is in memory. */
+static void run_batches(const batching_t *b, const batch_case_t *cases, size_t n, const char *dir)
+{
+    uint64_t proposed = 0;
+    for (size_t k = 0; k < n; k++) {
+        batching_run_t r = {.f = b,
+                            .specs = batch_specs,
+                            .n = cases[k].n,
+                            .x = cases[k].x,
+                            .prompt_rows = cases[k].prompt_rows,
+                            .max_running = cases[k].max_running,
+                            .lock_step = cases[k].lock_step,
+                            .source = cases[k].source,
+                            .dir = dir,
+                            .n_pages = 5,
+                            .delay_seed = dir ? 11 + k : 0,
+                            .seed = cases[k].arrive ? 7 + k : 0,
+                            .no_cancels = true};
+        batching_go(&r);
+        cr_assert_gt(r.n_compressed, 0);
+        cr_assert(dir == NULL || r.info.link_bytes > 0);
+        proposed += r.info.source_proposed;
+    }
+    cr_assert_gt(proposed, 0);
+}
+
 Test(identity_model, batches_of_2_4_and_8_in_memory_commit_what_each_request_commits_alone)
 {
     static const uint32_t lengths[BATCHING_MAX] = {70, 99, 33, 66, 64, 129, 5, 81};
-    static const struct {
-        uint32_t n, x, prompt_rows;
-        bool lock_step, source, arrive;
-    } runs[] = {
-        {2, 4, 32, false, true, false},
-        {4, NODE_DRAFT_AUTO, 50, true, true, true},
-        {8, NODE_DRAFT_AUTO, 24, false, true, true},
-        {8, 3, 128, true, false, false},
+    static const batch_case_t cases[] = {
+        {2, 4, 32, 0, false, true, false},
+        {4, NODE_DRAFT_AUTO, 50, 0, true, true, true},
+        {8, NODE_DRAFT_AUTO, 24, 0, false, true, true},
+        {8, 3, 128, 0, true, false, false},
     };
     fx_t f;
     batching_t b;
-    uint64_t proposed = 0;
     if (!open_batches(&f, &b, 0, lengths, NULL)) {
         cr_skip_test("of the release build with VERICACHE_MODEL: test_identity_batch runs everywhere");
         return;
     }
-    for (size_t k = 0; k < VC_ARRAY_LEN(runs); k++) {
-        batching_run_t r = {.f = &b,
-                            .specs = batch_specs,
-                            .n = runs[k].n,
-                            .x = runs[k].x,
-                            .prompt_rows = runs[k].prompt_rows,
-                            .lock_step = runs[k].lock_step,
-                            .source = runs[k].source,
-                            .seed = runs[k].arrive ? 7 + k : 0,
-                            .no_cancels = true};
-        batching_go(&r);
-        cr_assert_gt(r.n_compressed, 0);
-        proposed += r.info.source_proposed;
-    }
-    cr_assert_gt(proposed, 0);
+    run_batches(&b, cases, VC_ARRAY_LEN(cases), NULL);
     close_batches(&f, &b);
 }
 
@@ -215,14 +223,11 @@ Test(identity_model, batches_with_full_kv_on_disk_and_transfers_held_back_commit
 {
     enum { N_BLOCKS = 6 };
     static const uint32_t lengths[BATCHING_MAX] = {20, 66, 11, 30, 70, 25, 9, 40};
-    static const struct {
-        uint32_t n, x, max_running;
-        bool lock_step, source, arrive;
-    } runs[] = {
-        {2, 5, 0, false, true, false},
-        {4, NODE_DRAFT_AUTO, 0, true, true, false},
-        {8, NODE_DRAFT_AUTO, 0, false, true, true},
-        {8, 4, 3, true, false, false},
+    static const batch_case_t cases[] = {
+        {2, 5, 0, 0, false, true, false},
+        {4, NODE_DRAFT_AUTO, 0, 0, true, true, false},
+        {8, NODE_DRAFT_AUTO, 0, 0, false, true, true},
+        {8, 4, 0, 3, true, false, false},
     };
     fx_t f;
     batching_t b;
@@ -233,22 +238,7 @@ Test(identity_model, batches_with_full_kv_on_disk_and_transfers_held_back_commit
         return;
     }
     vt_tmpdir_create(&dir);
-    for (size_t k = 0; k < VC_ARRAY_LEN(runs); k++) {
-        batching_run_t r = {.f = &b,
-                            .specs = batch_specs,
-                            .n = runs[k].n,
-                            .x = runs[k].x,
-                            .max_running = runs[k].max_running,
-                            .lock_step = runs[k].lock_step,
-                            .source = runs[k].source,
-                            .dir = vt_tmpdir_path(&dir, ""),
-                            .n_pages = 5,
-                            .delay_seed = 11 + k,
-                            .seed = runs[k].arrive ? 7 + k : 0,
-                            .no_cancels = true};
-        batching_go(&r);
-        cr_assert_gt(r.info.link_bytes, 0);
-    }
+    run_batches(&b, cases, VC_ARRAY_LEN(cases), vt_tmpdir_path(&dir, ""));
     for (uint32_t i = 0; i < N_BLOCKS; i++)
         node_page_put(pages[i]);
     vt_tmpdir_remove(&dir);

@@ -52,20 +52,6 @@ static uint64_t batching_draw(uint64_t *s, uint64_t n)
     return (z ^ (z >> 31)) % n;
 }
 
-static node_sampling_t batching_sampling(uint32_t i)
-{
-    node_sampling_t s;
-    node_sampling_default(&s);
-    if (i % 2) {
-        s.temperature = 0.9;
-        s.top_k = 60;
-        s.top_p = 0.95;
-        s.repeat_penalty = 1.1;
-        s.seed = 20 + i;
-    }
-    return s;
-}
-
 /* A few pages are enough for a pass of max_rows, and eight long drafts are not one. */
 static void batching_engine(batching_t *f, uint32_t max_rows)
 {
@@ -80,7 +66,7 @@ __attribute__((unused)) static void batching_request(batching_t *f, uint32_t i, 
 {
     f->requests[i] = *request;
     f->requests[i].engine = f->engine;
-    f->requests[i].sampling = batching_sampling(i);
+    f->requests[i].sampling = gen_sampled(i % 2, 20 + i);
     gen_run(&f->requests[i], &f->base[i]);
 }
 

@@ -99,6 +99,22 @@ typedef struct gen_result {
     uint32_t last_drafts; /* drafts of the last round */
 } gen_result_t;
 
+/* Greedy, or with a bit of everything. */
+__attribute__((unused)) static node_sampling_t gen_sampled(bool sampled, uint64_t seed)
+{
+    node_sampling_t s;
+    node_sampling_default(&s);
+    if (sampled) {
+        s.temperature = 0.9;
+        s.top_k = 60;
+        s.top_p = 0.95;
+        s.repeat_penalty = 1.1;
+        s.frequency_penalty = 0.1;
+        s.seed = seed;
+    }
+    return s;
+}
+
 static node_sampling_t gen_sampling(const gen_request_t *r)
 {
     node_sampling_t s = r->sampling;
