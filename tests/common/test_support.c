@@ -1,11 +1,15 @@
 /* The helpers of the suites themselves: a helper that lies makes every test that leans on it worthless. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "support/file.h"
+#include "support/gate.h"
 #include "support/logcap.h"
 #include "support/proc.h"
 #include "support/tmpdir.h"
@@ -114,3 +118,44 @@ Test(support, exit_code_and_output_of_a_run_are_returned)
 }
 
 Test(support, free_ports_are_ports) { cr_assert_gt(vt_free_port(), 1023); }
+
+static int tcp_socket(bool listens, unsigned *port_p)
+{
+    struct sockaddr_in at = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)*port_p), .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
+    socklen_t size = sizeof(at);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (listens)
+        cr_assert(bind(fd, (struct sockaddr *)&at, size) == 0 && listen(fd, 4) == 0);
+    else
+        cr_assert_eq(connect(fd, (struct sockaddr *)&at, size), 0);
+    cr_assert_eq(getsockname(fd, (struct sockaddr *)&at, &size), 0);
+    *port_p = ntohs(at.sin_port);
+    return fd;
+}
+
+Test(support, a_held_gate_lets_the_server_speak_and_keeps_the_client_waiting)
+{
+    unsigned port = 0;
+    char c = 0;
+    int listener = tcp_socket(true, &port);
+    vt_gate_t *gate = vt_gate_start(port);
+    port = vt_gate_port(gate);
+    vt_gate_hold(gate);
+    int client = tcp_socket(false, &port), server = accept(listener, NULL, NULL);
+    cr_assert_eq(send(client, "a", 1, 0), 1);
+    cr_assert_eq(send(server, "b", 1, 0), 1);
+    cr_assert_eq(recv(client, &c, 1, 0), 1);
+    cr_assert_eq(c, 'b');
+    cr_assert_eq(recv(server, &c, 1, MSG_DONTWAIT), -1);
+    vt_gate_open(gate);
+    cr_assert_eq(recv(server, &c, 1, 0), 1);
+    cr_assert_eq(c, 'a');
+    shutdown(client, SHUT_WR);
+    cr_assert_eq(recv(server, &c, 1, 0), 0, "the end comes through");
+    vt_gate_stop(gate);
+    cr_assert_eq(recv(client, &c, 1, 0), 0);
+    close(client);
+    close(server);
+    close(listener);
+}

@@ -27,11 +27,21 @@ static bool programs_missing(void)
             cr_skip_test("the programs are not built"); \
     } while (0)
 
+/* For tests that need the compressed copy, however short the answer. */
+static void start_behind_gate(remote_cluster_t *c)
+{
+    remote_cluster_start(c);
+    char model[512];
+    snprintf(model, sizeof(model), "%s", vt_tmpdir_path(&c->dir, "model.gguf"));
+    remote_cluster_start_gate(c);
+    remote_cluster_start_verify(c, model);
+}
+
 Test(remote, recompute_full_fetch_and_vericache_give_the_same_bits)
 {
     NEED_PROGRAMS();
     remote_cluster_t c;
-    remote_cluster_start(&c);
+    start_behind_gate(&c);
     remote_cluster_register(&c, KIVI ";snapkv:keep=0.25;snapkv:keep=0.5,window=32;noise:eps=0.3;none");
     json_t *base = remote_cluster_generate(&c, recompute);
     const char *full[] = {"--server", c.server_address, "--draft-length", "0", "--max-tokens", "60", NULL};
@@ -55,7 +65,7 @@ Test(remote, recompute_full_fetch_and_vericache_give_the_same_bits)
                                "--draft-length",
                                "4",
                                NULL};
-        json_t *ours = remote_cluster_generate(&c, flags);
+        json_t *ours = remote_cluster_generate_after_copy(&c, flags);
         remote_cluster_assert_same(base, ours, specs[i / 2]);
         cr_assert_gt(remote_int(ours, "prefix_blocks"), 3, "%s was not fetched", specs[i / 2]);
         cr_assert_gt(remote_int(ours, "fast_bytes"), 0);
@@ -177,12 +187,12 @@ Test(remote, the_verify_node_stores_what_a_request_computed)
 {
     NEED_PROGRAMS();
     remote_cluster_t c;
-    remote_cluster_start(&c);
+    start_behind_gate(&c);
     const char *flags[] = {"--server", c.server_address, "--verifier", c.verify_address, "--max-tokens", "60", NULL};
-    json_t *first = remote_cluster_generate(&c, flags);
+    json_t *first = remote_cluster_generate_after_copy(&c, flags);
     cr_assert_eq(remote_int(first, "prefix_blocks"), 0, "nothing was registered");
     cr_assert(vt_proc_wait_line(c.verify, "stored objects=", 60000, NULL, 0), "the verify node stored nothing");
-    json_t *second = remote_cluster_generate(&c, flags);
+    json_t *second = remote_cluster_generate_after_copy(&c, flags);
     cr_assert_gt(remote_int(second, "prefix_blocks"), 3, "the second request found nothing");
     remote_cluster_assert_same(first, second, "cold and warm");
     json_decref(first);

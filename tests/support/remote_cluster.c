@@ -12,6 +12,7 @@
 
 #define START_MS 60000
 #define RUN_MS 120000
+#define FLAGS_MAX 40u       /* of a generation */
 #define DOCUMENT_BYTES 3000 /* several hundred tokens of the small model's vocabulary */
 
 static unsigned read_port(remote_cluster_t *c, const char *file)
@@ -39,6 +40,8 @@ void remote_cluster_start_server(remote_cluster_t *c)
     }
     c->server_port = read_port(c, "server.port");
     snprintf(c->server_address, sizeof(c->server_address), "127.0.0.1:%u", c->server_port);
+    if (c->gate == NULL)
+        memcpy(c->verify_server, c->server_address, sizeof(c->verify_server));
 }
 
 void remote_cluster_start_verify(remote_cluster_t *c, const char *model)
@@ -47,8 +50,8 @@ void remote_cluster_start_verify(remote_cluster_t *c, const char *model)
     snprintf(listen, sizeof(listen), "127.0.0.1:%u", c->verify_port);
     snprintf(port_file, sizeof(port_file), "%s", vt_tmpdir_path(&c->dir, "verify.port"));
     const char *args[] = {
-        "serve",           "--role",      "verify",  "--model",   model, "--listen",   listen, "--server",
-        c->server_address, "--port-file", port_file, "--threads", "1",   "--grace-ms", "0",    NULL};
+        "serve",          "--role",      "verify",  "--model",   model, "--listen",   listen, "--server",
+        c->verify_server, "--port-file", port_file, "--threads", "1",   "--grace-ms", "0",    NULL};
     vt_proc_end(c->verify);
     c->verify = vt_proc_start("vericache-node", args, NULL);
     if (!vt_proc_wait_line(c->verify, "ready ", START_MS, NULL, 0)) {
@@ -57,6 +60,12 @@ void remote_cluster_start_verify(remote_cluster_t *c, const char *model)
     }
     c->verify_port = read_port(c, "verify.port");
     snprintf(c->verify_address, sizeof(c->verify_address), "127.0.0.1:%u", c->verify_port);
+}
+
+void remote_cluster_start_gate(remote_cluster_t *c)
+{
+    c->gate = vt_gate_start(c->server_port);
+    snprintf(c->verify_server, sizeof(c->verify_server), "127.0.0.1:%u", vt_gate_port(c->gate));
 }
 
 static void write_model(remote_cluster_t *c, const char *name, uint32_t seed)
@@ -110,6 +119,7 @@ void remote_cluster_stop(remote_cluster_t *c)
 {
     vt_proc_end(c->verify);
     vt_proc_end(c->server);
+    vt_gate_stop(c->gate);
     vt_tmpdir_remove(&c->dir);
 }
 
@@ -131,10 +141,10 @@ vt_proc_t *remote_cluster_generate_start(remote_cluster_t *c, const char *const 
     snprintf(model, sizeof(model), "%s", vt_tmpdir_path(&c->dir, "model.gguf"));
     snprintf(prompt, sizeof(prompt), "%s", vt_tmpdir_path(&c->dir, "prompt.txt"));
     snprintf(result, sizeof(result), "%s", vt_tmpdir_path(&c->dir, "result.json"));
-    const char *args[48] = {"generate", "--model",   model, "--prompt-file", prompt, "--result-file",
-                            result,     "--threads", "1"};
+    const char *args[9 + FLAGS_MAX + 1] = {"generate", "--model",   model, "--prompt-file", prompt, "--result-file",
+                                           result,     "--threads", "1"};
     size_t n = 9;
-    while (*flags != NULL && n < 47)
+    while (*flags != NULL && n < 9 + FLAGS_MAX)
         args[n++] = *flags++;
     remove(result);
     return vt_proc_start("vericache-node", args, NULL);
@@ -148,15 +158,31 @@ json_t *remote_cluster_result(remote_cluster_t *c)
     return result;
 }
 
-json_t *remote_cluster_generate(remote_cluster_t *c, const char *const *flags)
+static json_t *finish(remote_cluster_t *c, vt_proc_t *run)
 {
-    vt_proc_t *run = remote_cluster_generate_start(c, flags);
     int rc = vt_proc_wait_exit(run, RUN_MS);
     char *out = vt_proc_output(run);
     cr_assert_eq(rc, 0, "generate exits %d: %s", rc, out);
     vc_free(out);
     vt_proc_end(run);
     return remote_cluster_result(c);
+}
+
+json_t *remote_cluster_generate(remote_cluster_t *c, const char *const *flags)
+{
+    return finish(c, remote_cluster_generate_start(c, flags));
+}
+
+json_t *remote_cluster_generate_after_copy(remote_cluster_t *c, const char *const *flags)
+{
+    const char *args[FLAGS_MAX + 1] = {"--log-level", "info"};
+    for (size_t n = 2; *flags != NULL && n < FLAGS_MAX; n++)
+        args[n] = *flags++;
+    vt_gate_hold(c->gate);
+    vt_proc_t *run = remote_cluster_generate_start(c, args);
+    (void)vt_proc_wait_line(run, "compressed copy", RUN_MS, NULL, 0); /* of one that ended before, the end says why */
+    vt_gate_open(c->gate);
+    return finish(c, run);
 }
 
 void remote_cluster_assert_same(const json_t *a, const json_t *b, const char *what)

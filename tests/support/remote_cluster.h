@@ -7,6 +7,7 @@
 
 #include <jansson.h>
 
+#include "support/gate.h"
 #include "support/proc.h"
 #include "support/tmpdir.h"
 
@@ -15,6 +16,8 @@ typedef struct remote_cluster {
     vt_proc_t *server, *verify;
     unsigned server_port, verify_port;
     char server_address[64], verify_address[64];
+    vt_gate_t *gate;        /* NULL: none */
+    char verify_server[64]; /* what verify nodes take for the server: the gate, where there is one */
 } remote_cluster_t;
 
 /* Model, document and both processes. */
@@ -25,12 +28,17 @@ void remote_cluster_write_files(remote_cluster_t *c);
 /* The server alone, again on the port it had or (first start) on any. */
 void remote_cluster_start_server(remote_cluster_t *c);
 void remote_cluster_start_verify(remote_cluster_t *c, const char *model);
+/* Verify nodes that are started from now on reach the server through a gate. */
+void remote_cluster_start_gate(remote_cluster_t *c);
 /* `vericache-node register` of the document in the copies given (';'-separated). */
 void remote_cluster_register(remote_cluster_t *c, const char *compressors);
 
 /* `vericache-node generate` about the document with extra flags (NULL-terminated); fails the test when it exits
  * non-zero. The result object, to be freed with json_decref. */
 json_t *remote_cluster_generate(remote_cluster_t *c, const char *const *flags);
+/* The same, but the verify node does not get at its own KV, and so commits nothing, before the compressed copy has come
+ * or failed: the shortest answer is not over sooner. Needs a verify node behind the gate. */
+json_t *remote_cluster_generate_after_copy(remote_cluster_t *c, const char *const *flags);
 /* The same, started only: for tests that disturb it. The result is in the file "result.json". */
 vt_proc_t *remote_cluster_generate_start(remote_cluster_t *c, const char *const *flags);
 json_t *remote_cluster_result(remote_cluster_t *c);
