@@ -170,11 +170,12 @@ Test(remote_slow, a_file_that_is_lost_in_the_middle_is_made_up_for)
 {
     remote_cluster_t c;
     start_cluster(&c);
-    static const char *const longer[] = {"--draft-length", "0", "--max-tokens", "1500", NULL};
+    const char *n_tokens = VT_EVERY > 1 ? "700" : "1500"; /* still under way when the file is lost */
+    const char *const longer[] = {"--draft-length", "0", "--max-tokens", n_tokens, NULL};
     json_t *base = remote_cluster_generate(&c, longer);
     start_verify(&c, "3MB", c.dir.path);
     const char *flags[] = {"--server",     c.server_address, "--verifier", c.verify_address, "--compressor", KIVI,
-                           "--max-tokens", "1500",           NULL};
+                           "--max-tokens", n_tokens,         NULL};
     vt_proc_t *draft = remote_cluster_generate_start(&c, flags);
     cr_assert_gt(blocks_in_file(&c), 0);
     cr_assert_gt(shorten_files(vt_proc_pid(c.verify), c.dir.path), 0);
