@@ -5,7 +5,8 @@
  * draft where that was less. Pure: costs are given, no clock inside. One owner.
  *
  *   on    rounds are held to plain ones; after some that lost together: off. Now and then, and at the beginning, off
- *         for a few plain iterations where there were none to hold them to
+ *         for a few plain iterations where there were none to hold them to; where these do not come, as beside prompts,
+ *         that look is over soon and is not repeated for long
  *   off   nobody drafts; on again once a hundredth of the time covers what the last trial lost
  *
  * Rounds with proposals of a source (speculate/choice.h) are no drafting and no plain decoding: they are part of the
@@ -27,7 +28,7 @@ typedef struct node_gain {
     struct {
         bool off, looks;            /* off only to see plain iterations */
         uint32_t n_rounds, n_plain; /* since it went on; plain iterations since it went off, or before the first */
-        uint32_t since;             /* rounds since a plain iteration */
+        uint32_t since, look_after; /* rounds since a plain iteration or a vain look; how many bring the next look */
         double took_us, worth_us;   /* decayed: rounds, and their tokens made plainly */
         double credit_us, lost_us;  /* for the next trial; what the last one lost */
     } at[NODE_GAIN_WIDTHS];

@@ -119,3 +119,24 @@ Test(gain, a_look_ends_where_no_iteration_is_plain)
             node_gain_elsewhere(&g, N, 1000);
     cr_assert_lt(rounds, 100);
 }
+
+/* Prompts of others, say, share every iteration. */
+Test(gain, looks_that_see_nothing_take_little_of_the_drafting)
+{
+    for (int seen = 0; seen < 2; seen++) {
+        node_gain_t g;
+        uint32_t n_drafted = 0, n_looks = 0;
+        const uint32_t n = 20000;
+        node_gain_init(&g);
+        for (int i = 0; seen && i < 10; i++)
+            node_gain_plain(&g, N, 8, 10000);
+        for (uint32_t i = 0; i < n; i++) {
+            bool drafts = node_gain_may_draft(&g, N);
+            n_drafted += drafts;
+            node_gain_round(&g, N, 8, drafts ? 3 : 1, 10000.0 / N);
+            n_looks += drafts && node_gain_looks(&g, N);
+        }
+        cr_assert_gt(n_drafted, 0.9 * n, "%u of %u rounds", n_drafted, n);
+        cr_assert_gt(n_looks, 10); /* it may have become possible */
+    }
+}
