@@ -186,18 +186,25 @@ static void make_curve(const node_length_t *l, curve_t *c)
     }
 }
 
-/* Linear between the known widths; outside them along the nearest piece, or SLOPE_UNKNOWN per row. */
+static double by_narrowest(const curve_t *c, double n)
+{
+    return c->us[0] / (1 + SLOPE_UNKNOWN * (c->rows[0] - 1)) * (1 + SLOPE_UNKNOWN * (n - 1));
+}
+
+/* Linear between the known widths; outside them along the nearest piece, as far as that leaves a pass some time, or
+ * SLOPE_UNKNOWN per row. */
 static double curve_at(const curve_t *c, double n)
 {
     if (c->n == 0)
         return 0;
     if (c->n == 1)
-        return c->us[0] / (1 + SLOPE_UNKNOWN * (c->rows[0] - 1)) * (1 + SLOPE_UNKNOWN * (n - 1));
+        return by_narrowest(c, n);
     uint32_t i = 1;
     while (i + 1 < c->n && c->rows[i] < n)
         i++;
     double slope = (c->us[i] - c->us[i - 1]) / (c->rows[i] - c->rows[i - 1]);
-    return c->us[i] + slope * (n - c->rows[i]);
+    double us = c->us[i] + slope * (n - c->rows[i]);
+    return us > 0 ? us : by_narrowest(c, n);
 }
 
 double node_length_verify_us(const node_length_t *l, uint32_t n_rows)

@@ -277,3 +277,15 @@ Test(length, verify_costs_interpolate_between_measured_widths)
     cr_assert_float_eq(node_length_verify_us(&l, 17), 2600, 1e-9);
     cr_assert_float_eq(node_length_verify_us(&l, 1), 1000, 1e-9);
 }
+
+/* Rounds on a link draft before any plain pass was seen. */
+Test(length, a_narrow_pass_that_was_never_seen_takes_some_time)
+{
+    node_length_t l;
+    node_length_init(&l, 64);
+    node_length_end(&l, &(node_length_round_t){8, 8, 9, 1, 1000});
+    node_length_end(&l, &(node_length_round_t){40, 8, 9, 1, 9000}); /* along this line one row has less than none */
+    cr_assert_gt(node_length_verify_us(&l, 1), 0);
+    cr_assert_lt(node_length_verify_us(&l, 1), 1000);
+    cr_assert_float_eq(node_length_verify_us(&l, 9), 1000, 1e-9);
+}
