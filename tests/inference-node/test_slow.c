@@ -360,6 +360,24 @@ Test(slow, pages_that_others_hold_stay_and_views_can_be_kept)
     teardown();
 }
 
+static void check_read_once(node_verifier_t *v, node_engine_t *engine, node_body_t *body)
+{
+    node_drafter_opts_t d;
+    node_drafter_t *drafter;
+    uint32_t n;
+    const uint32_t *tokens = node_verifier_tokens(v, &n);
+    node_drafter_opts_default(&d);
+    d.engine = engine;
+    d.body = body;
+    GEN_OK(node_drafter_create(&d, tokens, n, &drafter, &gen_err));
+    GEN_OK(node_drafter_share(drafter, node_verifier_kv(v), &gen_err));
+    const node_page_t *second = node_kv_page_at(node_drafter_kv(drafter), 2);
+    cr_assert(second != NULL && node_kv_page_at(node_verifier_kv(v), 2) == NULL);
+    GEN_OK(node_drafter_share(drafter, node_verifier_kv(v), &gen_err));
+    cr_assert_eq(node_kv_page_at(node_drafter_kv(drafter), 2), second, "read once");
+    node_drafter_destroy(drafter);
+}
+
 /* A body of two blocks leaves the drafter a long tail, most of which is spilled before it is first shared. */
 Test(slow, a_drafter_reads_spilled_blocks_back_once_and_the_text_is_that_of_memory)
 {
@@ -389,26 +407,13 @@ Test(slow, a_drafter_reads_spilled_blocks_back_once_and_the_text_is_that_of_memo
     GEN_OK(node_spec_parse("rot:bits=4", &spec, &gen_err));
     GEN_OK(node_local_body(engine, &spec, &view, prompt, 2, &body, &gen_err));
     node_kv_fini(&view);
+    check_read_once(v, engine, body);
 
-    node_drafter_opts_t d;
-    node_drafter_t *drafter;
     uint32_t n;
-    const uint32_t *tokens = node_verifier_tokens(v, &n);
-    node_drafter_opts_default(&d);
-    d.engine = engine;
-    d.body = body;
-    GEN_OK(node_drafter_create(&d, tokens, n, &drafter, &gen_err));
-    GEN_OK(node_drafter_share(drafter, node_verifier_kv(v), &gen_err));
-    const node_page_t *second = node_kv_page_at(node_drafter_kv(drafter), 2);
-    cr_assert(second != NULL && node_kv_page_at(node_verifier_kv(v), 2) == NULL);
-    GEN_OK(node_drafter_share(drafter, node_verifier_kv(v), &gen_err));
-    cr_assert_eq(node_kv_page_at(node_drafter_kv(drafter), 2), second, "read once");
-    node_drafter_destroy(drafter);
-
     node_session_t *s = gen_session(&r, v, body);
     while (verdict.finish == NODE_FINISH_NONE)
         GEN_OK(node_session_round(s, &verdict, &gen_err));
-    tokens = node_verifier_tokens(v, &n);
+    const uint32_t *tokens = node_verifier_tokens(v, &n);
     cr_assert_eq(n - N_PROMPT, want.n);
     cr_assert(memcmp(tokens + N_PROMPT, want.tokens, want.n * sizeof *tokens) == 0);
     vc_digest_t logits, kv;
