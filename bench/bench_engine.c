@@ -2,9 +2,8 @@
  * Decode and prefill speed of the engine on the real model, against llama.cpp's llama-bench on the same file: one row
  * of decode at several depths, and a prompt of 2048 tokens. Both use the same number of threads and f16 KV; llama.cpp
  * runs with flash attention or without, whichever is faster there. Runs are interleaved, figures are ratios of
- * medians. Besides: decoding as a share of the memory bandwidth, measured
- * between its runs on as many bytes as a step reads, and passes of 2 to 64 rows as a share of the
- * multiply-add peak (row_ratio: of the time of one row).
+ * medians. Besides: decoding as a share of the memory bandwidth, measured between its runs on as many bytes as a step
+ * reads, and passes of 2 to 64 rows as a share of the multiply-add peak (row_ratio: of the time of one row).
  *
  * --part decode|prefill|roofline|verify|all. VERICACHE_MODEL names the model. --peer PATH: llama-bench (default: what
  * bench/peers/engine.sh built; - for none). Without it the table has our side only and no figure is printed. --fa

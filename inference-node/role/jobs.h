@@ -2,9 +2,9 @@
  * A request of `vericache-node batch`: a JSON object on a line, checked field by field. Knows nothing of batches.
  *
  *   {"id": "a", "prompt": "...", "system": "...", "raw": false, "max_tokens": 256, "stop": "..." or ["...", ...],
- *    "ignore_end": false, "source": "suffix" or "none", "temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "seed":
- * 0, "repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0} Only the prompt is needed. A field of any
- * other name is refused, never ignored.
+ *    "ignore_end": false, "source": "suffix" or "none", "temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0,
+ *    "seed": 0, "repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+ * Only the prompt is needed. A field of any other name is refused, never ignored.
  */
 #ifndef NODE_ROLE_JOBS_H
 #define NODE_ROLE_JOBS_H

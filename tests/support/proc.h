@@ -1,8 +1,8 @@
 /*
  * Programs started by tests. Output (stdout and stderr together) is collected by a thread, so a talkative program never
- * blocks; waiting is on events, with a deadline that only a broken program meets, which is three times what a test
- * says it expects at most. The child dies with the thread that
- * started it: start programs from the test's own thread. Variables VERICACHE_* are not inherited.
+ * blocks; waiting is on events, with a deadline that only a broken program meets, which is three times what a test says
+ * it expects at most. The child dies with the thread that started it: start programs from the test's own thread.
+ * Variables VERICACHE_* are not inherited.
  */
 #ifndef SUPPORT_PROC_H
 #define SUPPORT_PROC_H
