@@ -1,7 +1,7 @@
 /* The operations of AVX2 with attention that adds in any order: the product's own text but for invariance_attn_order.h.
  */
 #define ATTN_ORDER "invariance_attn_order.h"
-#define FREE_CHAINS(nq, ns) ((nq) * (ns) == 1 ? 4 : (nq) * (ns) <= 3 ? 2 : 1)
+#define FREE_CHAINS(nq, ns) ((nq) * (ns) < 4 ? 4 : 1)
 #define node_ops_avx2 invariance_ops_avx2 /* the same table under a name of its own */
 #include "kernels/ops_avx2.c"
 

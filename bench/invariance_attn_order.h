@@ -8,15 +8,8 @@ INLINE void chain_step(v16 sum[ATTN_NQ][ATTN_NS], const uint16_t *mat, const uin
                        size_t mat_stride, const float *coef, size_t coef_stride, uint32_t r, bool once, const int nq,
                        const int ns)
 {
-    v16 w[ATTN_NS];
     ask_row(ahead, share, r, mat_stride, once, ns);
-    for (int s = 0; s < ns; s++)
-        w[s] = v16_load_f16(mat + r * mat_stride + (size_t)s * 16);
-    for (int q = 0; q < nq; q++) {
-        v16 c = v16_set1(coef[(size_t)q * coef_stride + r]);
-        for (int s = 0; s < ns; s++)
-            sum[q][s] = v16_fma(w[s], c, sum[q][s]);
-    }
+    chain_row(sum, mat + r * mat_stride, coef + r, coef_stride, nq, ns);
 }
 
 INLINE void chains(v16 acc[ATTN_NQ][ATTN_NS], const uint16_t *mat, const uint16_t *ahead, share_t share,

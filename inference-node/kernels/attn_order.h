@@ -12,15 +12,8 @@ INLINE void chains(v16 acc[ATTN_NQ][ATTN_NS], const uint16_t *mat, const uint16_
                    const int ns)
 {
     for (uint32_t r = 0; r < n; r++) {
-        v16 w[ATTN_NS];
         ask_row(ahead, share, r, mat_stride, once, ns);
-        for (int s = 0; s < ns; s++)
-            w[s] = v16_load_f16(mat + r * mat_stride + (size_t)s * 16);
-        for (int q = 0; q < nq; q++) {
-            v16 c = v16_set1(coef[(size_t)q * coef_stride + r]);
-            for (int s = 0; s < ns; s++)
-                acc[q][s] = v16_fma(w[s], c, acc[q][s]);
-        }
+        chain_row(acc, mat + r * mat_stride, coef + r, coef_stride, nq, ns);
     }
 }
 

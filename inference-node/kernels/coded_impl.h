@@ -335,7 +335,7 @@ INLINE void attend_coded_block(const node_attn_t *a, uint32_t q0, const node_cod
 {
     const uint16_t *scales = (const uint16_t *)(const void *)(tile + f->v_scale);
     const uint16_t *mins = (const uint16_t *)(const void *)(tile + f->v_min);
-    float factor[3];
+    float factor[16];
     weights_t w[3];
     /* the whole next tile at once: a coded one is a few kilobytes */
     for (uint32_t at = 0; at < f->bytes && q0 == 0 && a->next_codes != NULL; at += 64)

@@ -5,7 +5,7 @@
 
 #define CODED_NS 1
 #define ATTN_NQ 6
-#define ATTN_NS 1
+#define ATTN_SUMS 6
 #define ROW_TILE 4
 #define OPS_NAME "avx2"
 #define OPS_TABLE node_ops_avx2

@@ -5,7 +5,7 @@
 
 #define CODED_NS 4
 #define ATTN_NQ 12
-#define ATTN_NS 4
+#define ATTN_SUMS 24
 #define ROW_TILE 8
 #define OPS_NAME "avx512"
 #define OPS_TABLE node_ops_avx512

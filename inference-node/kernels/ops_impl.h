@@ -1,6 +1,6 @@
 /*
  * The operations that are written once, over sixteen-lane vectors. Each ops_<isa>.c includes its vec_<isa>.h, defines
- * ATTN_NQ and ATTN_NS (queries, and vectors of a tile, that one register block of attention holds at most), ROW_TILE
+ * ATTN_NQ and ATTN_SUMS (queries, and vectors of sums, that one register block of attention holds at most), ROW_TILE
  * and linear_quantised(), and then this file, which ends with the table named by OPS_TABLE.
  */
 #include "kernels/ops.h"
@@ -186,17 +186,22 @@ static void linear(const node_matrix_t *w, uint32_t panel, uint32_t panel_end, c
 
 /* ---- attention ---- */
 
+/* Vectors of a tile that a block of nq queries holds: the fewer queries, the more, since a sum waits for itself. */
+#define BLOCK_NS(nq) ((nq)*4 <= ATTN_SUMS ? 4 : (nq)*2 <= ATTN_SUMS ? 2 : 1)
+#define ATTN_NS BLOCK_NS(1)
+
 /* Which rows of the next tile a block of queries asks for. */
 typedef struct {
     uint32_t from, end;
 } share_t;
-#if ATTN_NS > 1
-#define ASKS_ROW(share, r, at) ((void)(share), true)
+#if ATTN_SUMS > 6
+#define ASKS_ROW(share, r, at, ns) ((void)(share), true)
 #define ASKS_BLOCK(q0) ((q0) == 0)
 #else
 /* Slow blocks: every one asks for its share, or memory would be waited for in the first and idle in the others. A line
- * is two vectors, which are walked one after the other: each walk asks for every other row. */
-#define ASKS_ROW(share, r, at) ((r) >= (share).from && (r) < (share).end && ((r) ^ ((uint32_t)(at) >> 5)) % 2 == 0)
+ * is two vectors: where they are walked one after the other, each walk asks for every other row. */
+#define ASKS_ROW(share, r, at, ns) \
+    ((r) >= (share).from && (r) < (share).end && ((ns) > 1 || ((r) ^ ((uint32_t)(at) >> 5)) % 2 == 0))
 #define ASKS_BLOCK(q0) true
 #endif
 
@@ -207,9 +212,32 @@ INLINE share_t share_of(const node_attn_t *a, uint32_t q0, uint32_t nq, uint32_t
 
 INLINE void ask_row(const uint16_t *ahead, share_t share, uint32_t r, size_t stride, bool once, const int ns)
 {
-    if (ahead != NULL && ASKS_ROW(share, r, (uintptr_t)ahead))
+    if (ahead != NULL && ASKS_ROW(share, r, (uintptr_t)ahead, ns))
         for (int s = 0; s < ns; s += 2)
             node_ask(ahead + r * stride + (size_t)s * 16, once);
+}
+
+/* acc[q][s] += mat[16 s ...] * coef[q], a step of chains(). */
+INLINE void chain_row(v16 acc[ATTN_NQ][ATTN_NS], const uint16_t *mat, const float *coef, size_t coef_stride,
+                      const int nq, const int ns)
+{
+#if ATTN_SUMS > 6
+    v16 w[ATTN_NS];
+    for (int s = 0; s < ns; s++)
+        w[s] = v16_load_f16(mat + (size_t)s * 16);
+    for (int q = 0; q < nq; q++) {
+        v16 c = v16_set1(coef[(size_t)q * coef_stride]);
+        for (int s = 0; s < ns; s++)
+            acc[q][s] = v16_fma(w[s], c, acc[q][s]);
+    }
+#else
+    for (int s = 0; s < ns; s++) {
+        v16 w = v16_load_f16(mat + (size_t)s * 16);
+        for (int q = 0; q < nq; q++)
+            acc[q][s] = v16_fma(w, v16_set1(coef[(size_t)q * coef_stride]), acc[q][s]);
+        __asm__("" : "+r"(coef)); /* read again for the next vector: there are no registers left to keep it in */
+    }
+#endif
 }
 
 #ifndef ATTN_ORDER
@@ -262,8 +290,8 @@ INLINE v16 seen_scores(const float *p, uint32_t i, uint32_t n)
 }
 
 /* Online softmax of a block of queries over the tile: scores become probabilities, masked ones +0. factor: what the
- * earlier outputs are rescaled with. Queries that see nothing keep their state and their scores. Maxima, sums and
- * factors of the block are lanes of one vector. all: every query sees the whole tile. */
+ * earlier outputs are rescaled with, sixteen. Queries that see nothing keep their state and their scores. Maxima, sums
+ * and factors of the block are lanes of one vector. all: every query sees the whole tile. */
 INLINE void softmax_rows(const node_attn_t *a, uint32_t q0, float *factor, const int nq, const bool all)
 {
     v16 x[ATTN_NQ];
@@ -277,7 +305,7 @@ INLINE void softmax_rows(const node_attn_t *a, uint32_t q0, float *factor, const
     const v16 before = v16_load_n(a->m + q0, (uint32_t)nq), top = v16_max(before, v16_hmax_each(x, nq));
     const v16 f = v16_exp2_low(v16_sub(before, top));
     v16_store(m, top);
-    v16_store_n(factor, f, (uint32_t)nq);
+    v16_store(factor, f);
     for (int q = 0; q < nq; q++) {
         float *p = a->p + (q0 + (size_t)q) * NODE_ATTN_TILE;
         const uint32_t n = all ? NODE_ATTN_TILE : a->n_valid[q0 + (uint32_t)q];
@@ -294,16 +322,27 @@ INLINE void softmax_rows(const node_attn_t *a, uint32_t q0, float *factor, const
         }
         x[q] = v16_add(v16_add(s[0], s[1]), v16_add(s[2], s[3]));
     }
-    add_sums(a, q0, x, all ? f : v16_load_n(factor, (uint32_t)nq), nq);
-    v16_store_n(a->m + q0, all ? top : v16_load_n(m, (uint32_t)nq), (uint32_t)nq);
+    add_sums(a, q0, x, all ? f : v16_load(factor), nq);
+    v16_store_n(a->m + q0, all ? top : v16_load(m), (uint32_t)nq);
 }
 
+/* For the numbers of queries that blocks have. */
 APART void softmax_block(const node_attn_t *a, uint32_t q0, float *factor, const int nq, bool all)
 {
-    if (all)
-        softmax_rows(a, q0, factor, nq, true);
-    else
+    if (!all)
         softmax_rows(a, q0, factor, nq, false);
+#if ATTN_NQ > 6
+    else if (nq == ATTN_NQ)
+        softmax_rows(a, q0, factor, ATTN_NQ, true);
+#endif
+#if ATTN_NQ > 3
+    else if (nq == 6)
+        softmax_rows(a, q0, factor, 6, true);
+#endif
+    else if (nq == 3)
+        softmax_rows(a, q0, factor, 3, true);
+    else
+        softmax_rows(a, q0, factor, 1, true);
 }
 
 /* What each query sees beyond the first `common` tokens. Tokens that it does not see are not touched at all: their V
@@ -347,7 +386,7 @@ INLINE void outputs_block(const node_attn_t *a, uint32_t q0, const float *factor
 INLINE void attend_block(const node_attn_t *a, uint32_t q0, const uint16_t *k, const uint16_t *v, const int nq,
                          const int ns)
 {
-    float factor[ATTN_NQ];
+    float factor[16];
     const uint16_t *next_k = ASKS_BLOCK(q0) ? a->next_k : NULL, *next_v = ASKS_BLOCK(q0) ? a->next_v : NULL;
     const uint32_t common = seen_by_all(a, q0, nq);
     scores_block(a, q0, k, next_k, nq, ns);
@@ -366,40 +405,51 @@ static void attend(const node_attn_t *a, const uint16_t *k, const uint16_t *v)
     uint32_t q = 0;
 #if ATTN_NQ > 6 /* each vector of K or V serves many queries: widening it costs half as much as a multiply-add */
     for (; q + ATTN_NQ <= a->n_q; q += ATTN_NQ)
-        attend_block(a, q, k, v, ATTN_NQ, 2);
+        attend_block(a, q, k, v, ATTN_NQ, BLOCK_NS(ATTN_NQ));
 #endif
 #if ATTN_NQ > 3
     for (; q + 6 <= a->n_q; q += 6)
-        attend_block(a, q, k, v, 6, ATTN_NS);
+        attend_block(a, q, k, v, 6, BLOCK_NS(6));
     for (; q + 3 <= a->n_q; q += 3)
-        attend_block(a, q, k, v, 3, ATTN_NS);
+        attend_block(a, q, k, v, 3, BLOCK_NS(3));
 #endif
     for (; q < a->n_q; q++)
-        attend_block(a, q, k, v, 1, ATTN_NS);
+        attend_block(a, q, k, v, 1, BLOCK_NS(1));
 }
 
 #include "kernels/coded_impl.h"
 
-/* The factors of sixteen queries are lanes of one vector. */
+INLINE void fold_outputs(float *a, const float *b, v16 factor_a, v16 factor_b, const uint32_t head_dim)
+{
+    for (uint32_t d = 0; d < head_dim; d += 16)
+        v16_store(a + d, v16_fma(v16_load(a + d), factor_a, v16_mul(v16_load(b + d), factor_b)));
+}
+
+/* Maxima, sums and factors of sixteen queries are lanes of one vector. */
 static void fold(uint32_t n_q, uint32_t head_dim, float *am, float *al, float *ao, const float *bm, const float *bl,
                  const float *bo)
 {
     for (uint32_t q0 = 0; q0 < n_q; q0 += 16) {
         const uint32_t n = n_q - q0 < 16 ? n_q - q0 : 16;
         const v16 ma = v16_load_n(am + q0, n), mb = v16_load_n(bm + q0, n), top = v16_max(ma, mb);
-        float m[16], fa[16], fb[16];
+        const v16 factor_a = v16_exp2_low(v16_sub(ma, top)), factor_b = v16_exp2_low(v16_sub(mb, top));
+        float m[16], l[16], fa[16], fb[16];
         v16_store(m, top);
-        v16_store(fa, v16_exp2_low(v16_sub(ma, top)));
-        v16_store(fb, v16_exp2_low(v16_sub(mb, top)));
+        v16_store(fa, factor_a);
+        v16_store(fb, factor_b);
+        v16_store(l, v16_fma(v16_load_n(al + q0, n), factor_a, v16_mul(v16_load_n(bl + q0, n), factor_b)));
         for (uint32_t i = 0, q = q0; i < n; i++, q++) {
             if (bl[q] == 0.0f) /* the split had nothing for this query */
                 continue;
-            al[q] = node_fma(al[q], fa[i], bl[q] * fb[i]);
+            al[q] = l[i];
             am[q] = m[i];
             float *a = ao + (size_t)q * head_dim;
             const float *b = bo + (size_t)q * head_dim;
-            for (uint32_t d = 0; d < head_dim; d += 16)
-                v16_store(a + d, v16_fma(v16_load(a + d), v16_set1(fa[i]), v16_mul(v16_load(b + d), v16_set1(fb[i]))));
+            const v16 x = v16_set1(fa[i]), y = v16_set1(fb[i]);
+            if (head_dim == 64)
+                fold_outputs(a, b, x, y, 64);
+            else
+                fold_outputs(a, b, x, y, head_dim);
         }
     }
 }

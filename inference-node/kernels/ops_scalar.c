@@ -5,7 +5,7 @@
 
 #define CODED_NS 1
 #define ATTN_NQ 3
-#define ATTN_NS 1
+#define ATTN_SUMS 1
 #define ROW_TILE 1
 #define STREAM_ROWS 0
 #define OPS_NAME "scalar"

@@ -19,11 +19,14 @@ static inline void v16_store(float *p, v16 x)
     _mm256_storeu_ps(p, x.a);
     _mm256_storeu_ps(p + 8, x.b);
 }
+static inline __m256i v8_mask(uint32_t n)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int32_t)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
 static inline v16 v16_load_n(const float *p, uint32_t n)
 {
-    float t[16] = {0};
-    memcpy(t, p, n * sizeof(float));
-    return v16_load(t);
+    return (v16){_mm256_maskload_ps(p, v8_mask(n)),
+                 n > 8 ? _mm256_maskload_ps(p + 8, v8_mask(n - 8)) : _mm256_setzero_ps()};
 }
 static inline void v16_store_n(float *p, v16 x, uint32_t n)
 {
@@ -105,6 +108,46 @@ static inline float v16_hmax(v16 x)
     c = _mm_max_ps(c, _mm_movehl_ps(c, c));
     return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
 }
+/*
+ * Reductions of n <= 16 vectors together: each step folds two vectors into one, in the order of v16_sum and v16_hmax.
+ * Lane i of the result is vector i, those past n are of no meaning; a vector that is missing in a pair stands for
+ * itself. n is a constant where it counts.
+ */
+#define V16_FOLD_EACH(name, OP, OP4)                                                                   \
+    static inline __m128 name##_of_4(const v16 *x, int n)                                              \
+    {                                                                                                  \
+        __m128 a[4];                                                                                   \
+        for (int i = 0; i < 4; i++) {                                                                  \
+            const __m256 h = OP(x[i < n ? i : 0].a, x[i < n ? i : 0].b);                               \
+            a[i] = OP4(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));                        \
+        }                                                                                              \
+        const __m128 b = OP4(_mm_shuffle_ps(a[0], a[1], 0x44), _mm_shuffle_ps(a[0], a[1], 0xee));      \
+        const __m128 c = OP4(_mm_shuffle_ps(a[2], a[3], 0x44), _mm_shuffle_ps(a[2], a[3], 0xee));      \
+        return OP4(_mm_shuffle_ps(b, c, 0x88), _mm_shuffle_ps(b, c, 0xdd));                            \
+    }                                                                                                  \
+    static inline __m256 name##_of_8(const v16 *x, int n)                                              \
+    {                                                                                                  \
+        __m256 a[4];                                                                                   \
+        for (int i = 0; i < 4; i++) {                                                                  \
+            const int j = i + 4 < n ? i + 4 : i;                                                       \
+            const __m256 h = OP(x[i].a, x[i].b), g = OP(x[j].a, x[j].b);                               \
+            a[i] = OP(_mm256_permute2f128_ps(h, g, 0x20), _mm256_permute2f128_ps(h, g, 0x31));         \
+        }                                                                                              \
+        const __m256 b = OP(_mm256_shuffle_ps(a[0], a[1], 0x44), _mm256_shuffle_ps(a[0], a[1], 0xee)); \
+        const __m256 c = OP(_mm256_shuffle_ps(a[2], a[3], 0x44), _mm256_shuffle_ps(a[2], a[3], 0xee)); \
+        return OP(_mm256_shuffle_ps(b, c, 0x88), _mm256_shuffle_ps(b, c, 0xdd));                       \
+    }                                                                                                  \
+    static inline __m256 name##_half(const v16 *x, int n)                                              \
+    {                                                                                                  \
+        return n <= 4 ? _mm256_castps128_ps256(name##_of_4(x, n)) : name##_of_8(x, n);                 \
+    }                                                                                                  \
+    static inline v16 name(const v16 *x, int n)                                                        \
+    {                                                                                                  \
+        const __m256 low = name##_half(x, n);                                                          \
+        return (v16){low, n > 8 ? name##_half(x + 8, n - 8) : low};                                    \
+    }
+V16_FOLD_EACH(v16_hmax_each, _mm256_max_ps, _mm_max_ps)
+V16_FOLD_EACH(v16_sum_each, _mm256_add_ps, _mm_add_ps)
 static inline v16 v16_load_f16(const uint16_t *p)
 {
     return (v16){_mm256_cvtph_ps(_mm_loadu_si128((const void *)p)),

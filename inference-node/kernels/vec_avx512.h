@@ -69,25 +69,46 @@ static inline float v16_hmax(v16 a)
     return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
 }
 /*
- * Reductions of sixteen vectors together: each step folds the halves of two vectors into one, in the order of v16_sum
- * and v16_hmax. OP is a V16_FOLD step; lane i of the result is vector i, those past n are of no meaning.
+ * Reductions of n <= 16 vectors together: each step folds two vectors into one, in the order of v16_sum and v16_hmax.
+ * Lane i of the result is vector i, those past n are of no meaning; a vector that is missing in a pair stands for
+ * itself. n is a constant where it counts.
  */
-#define V16_HAS_EACH
-#define V16_FOLD_EACH(name, OP)                                                                             \
-    static inline v16 name(const v16 *x, int n)                                                             \
-    {                                                                                                       \
-        v16 four[4];                                                                                        \
-        for (int l = 0; l < 4; l++) { /* vectors l, l + 4, l + 8, l + 12: a part of four lanes each */      \
-            v16 at[4];                                                                                      \
-            for (int j = 0; j < 4; j++)                                                                     \
-                at[j] = 4 * j + l < n ? x[4 * j + l] : _mm512_setzero_ps();                                 \
-            v16 a = OP(_mm512_shuffle_f32x4(at[0], at[1], 0x44), _mm512_shuffle_f32x4(at[0], at[1], 0xee)); \
-            v16 b = OP(_mm512_shuffle_f32x4(at[2], at[3], 0x44), _mm512_shuffle_f32x4(at[2], at[3], 0xee)); \
-            four[l] = OP(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));               \
-        }                                                                                                   \
-        v16 a = OP(_mm512_shuffle_ps(four[0], four[1], 0x44), _mm512_shuffle_ps(four[0], four[1], 0xee));   \
-        v16 b = OP(_mm512_shuffle_ps(four[2], four[3], 0x44), _mm512_shuffle_ps(four[2], four[3], 0xee));   \
-        return OP(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));                            \
+#define V16_FOLD_STEP(name, OP, SHUFFLE, first, second) \
+    static inline v16 name(v16 x, v16 y) { return OP(SHUFFLE(x, y, first), SHUFFLE(x, y, second)); }
+#define V16_FOLD_EACH(name, OP)                                                                           \
+    V16_FOLD_STEP(name##_8, OP, _mm512_shuffle_f32x4, 0x44, 0xee)                                         \
+    V16_FOLD_STEP(name##_4, OP, _mm512_shuffle_f32x4, 0x88, 0xdd)                                         \
+    V16_FOLD_STEP(name##_2, OP, _mm512_shuffle_ps, 0x44, 0xee)                                            \
+    V16_FOLD_STEP(name##_1, OP, _mm512_shuffle_ps, 0x88, 0xdd)                                            \
+    static inline v16 name##_of_4(const v16 *x, int n)                                                    \
+    {                                                                                                     \
+        v16 a = name##_8(x[0], x[n > 1 ? 1 : 0]), b = n > 2 ? name##_8(x[2], x[n > 3 ? 3 : 2]) : a;       \
+        a = name##_4(a, b);                                                                               \
+        a = name##_2(a, a);                                                                               \
+        return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),  \
+                                     name##_1(a, a));                                                     \
+    }                                                                                                     \
+    static inline v16 name##_of_8(const v16 *x, int n)                                                    \
+    {                                                                                                     \
+        v16 a[4];                                                                                         \
+        for (int i = 0; i < 4; i++)                                                                       \
+            a[i] = name##_8(x[i], x[i + 4 < n ? i + 4 : i]);                                              \
+        v16 b = name##_2(name##_4(a[0], a[1]), name##_4(a[2], a[3]));                                     \
+        return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 8, 1, 9, 4, 12, 5, 13, 0, 0, 0, 0, 0, 0, 0, 0), \
+                                     name##_1(b, b));                                                     \
+    }                                                                                                     \
+    static inline v16 name(const v16 *x, int n)                                                           \
+    {                                                                                                     \
+        if (n <= 4)                                                                                       \
+            return name##_of_4(x, n);                                                                     \
+        if (n <= 8)                                                                                       \
+            return name##_of_8(x, n);                                                                     \
+        v16 four[4];                                                                                      \
+        for (int l = 0; l < 4; l++) { /* vectors l, l + 4, l + 8, l + 12: a part of four lanes each */    \
+            const int third = l + 8 < n ? l + 8 : l, fourth = l + 12 < n ? l + 12 : third;                \
+            four[l] = name##_4(name##_8(x[l], x[l + 4]), name##_8(x[third], x[fourth]));                  \
+        }                                                                                                 \
+        return name##_1(name##_2(four[0], four[1]), name##_2(four[2], four[3]));                          \
     }
 V16_FOLD_EACH(v16_hmax_each, _mm512_max_ps)
 V16_FOLD_EACH(v16_sum_each, _mm512_add_ps)

@@ -13,24 +13,6 @@ static inline v16 v16_exp2(v16 x)
     return v16_range(x, NODE_EXP2_MIN, NODE_EXP2_MAX, v16_scale2(v16_fma(q, r, v16_set1(1.0f)), n));
 }
 
-/* The largest lane of each of n <= 16 vectors, and the sum of its lanes, in order. */
-#ifndef V16_HAS_EACH
-static inline v16 v16_hmax_each(const v16 *x, int n)
-{
-    float y[16] = {0};
-    for (int i = 0; i < n; i++)
-        y[i] = v16_hmax(x[i]);
-    return v16_load(y);
-}
-static inline v16 v16_sum_each(const v16 *x, int n)
-{
-    float y[16] = {0};
-    for (int i = 0; i < n; i++)
-        y[i] = v16_sum(x[i]);
-    return v16_load(y);
-}
-#endif
-
 static inline v16 v16_exp(v16 x)
 {
     v16 n = v16_round(v16_mul(x, v16_set1(NODE_LOG2E))), m = v16_neg(n);
