@@ -10,6 +10,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -17,8 +18,9 @@
 #include "kernels/backend.h"
 #include "vc/mem.h"
 
-/* Pauses: about 50 and 25 microseconds. */
-enum { SPIN_BARRIER = 2000, SPIN_JOB = 1000 };
+/* Pauses: about 50, 25 and 5 microseconds. The processor is offered to others now and then: what a waiter waits for may
+ * be a thread that has none, since another engine spins there. Where nobody else wants it, that is a short call. */
+enum { SPIN_BARRIER = 2000, SPIN_JOB = 1000, SPIN_YIELD = 200 };
 
 /* A counter that threads wait on to change. sleepers is raised before the kernel compares the word, and the word is
  * changed before sleepers is read (both sequentially consistent), so a sleeper is either seen or does not sleep. */
@@ -50,7 +52,10 @@ static void event_wait(event_t *e, uint32_t old, uint32_t spins)
     for (uint32_t i = 0; i < spins; i++) {
         if (atomic_load_explicit(&e->word, memory_order_acquire) != old)
             return;
-        _mm_pause();
+        if (i % SPIN_YIELD == SPIN_YIELD - 1)
+            sched_yield();
+        else
+            _mm_pause();
     }
     atomic_fetch_add(&e->sleepers, 1);
     while (atomic_load(&e->word) == old)
@@ -63,6 +68,15 @@ static void event_fire(event_t *e)
     atomic_fetch_add(&e->word, 1);
     if (atomic_load(&e->sleepers) != 0)
         syscall(SYS_futex, &e->word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+uint32_t node_team_processors(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        return (uint32_t)CPU_COUNT(&set);
+    long online = sysconf(_SC_NPROCESSORS_ONLN); /* more processors than the set has room for */
+    return online > 0 ? (uint32_t)online : 1;
 }
 
 void node_team_barrier(node_team_t *team)

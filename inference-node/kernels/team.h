@@ -17,6 +17,9 @@
 typedef struct node_team node_team_t;
 typedef void (*node_team_fn)(void *arg, uint32_t thread);
 
+/* Processors that this process may run on. A team of more threads than that crawls: they wait for each other at every
+ * barrier. */
+uint32_t node_team_processors(void);
 vc_status_t node_team_create(uint32_t n_threads, node_team_t **team_p, vc_err_t *err);
 void node_team_destroy(node_team_t *team);
 /* Returns when every thread has left fn. */
