@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "engine_parts.h"
+#include "kernels/team.h"
 #include "vc/mem.h"
 
 enum { STEPS = 32, PROMPT = 2048, LOGIT_ROWS = 64 };
@@ -219,6 +220,8 @@ int main(int argc, char **argv)
     b.reps = (uint32_t)strtoul(bench_option("reps", bench_quick() ? "1" : "5"), NULL, 10);
     b.steps = bench_quick() ? 4 : STEPS;
     b.prompt = bench_quick() ? 64 : PROMPT;
+    if (b.threads < 1 || b.threads > node_team_processors())
+        bench_fail("--threads must be 1 to %u, the processors here", node_team_processors());
     if (b.reps < 1 || b.reps > 1000)
         bench_fail("--reps must be 1 to 1000");
     const bool decode = part("decode"), prefill = part("prefill"), verify = part("verify"), peak = part("roofline");

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "kernels/team.h"
 #include "vc/log.h"
 #include "vc/mem.h"
 
@@ -25,6 +26,21 @@ static vc_status_t keep_paths(node_t *node, const node_opts_t *opts, vc_err_t *e
     return VC_OK;
 }
 
+/* More threads than processors would wait for each other at every step; results do not depend on their number. Nobody
+ * asked for the default. */
+static node_engine_opts_t within_processors(const node_engine_opts_t *asked)
+{
+    node_engine_opts_t o = *asked, unasked;
+    const uint32_t processors = node_team_processors();
+    node_engine_opts_default(&unasked);
+    if (o.n_threads > processors) {
+        vc_log(o.n_threads > unasked.n_threads ? VC_LOG_WARN : VC_LOG_DEBUG, "node",
+               "more threads than processors, one each is taken threads=%u processors=%u", o.n_threads, processors);
+        o.n_threads = processors;
+    }
+    return o;
+}
+
 vc_status_t node_open(const node_opts_t *opts, node_t **node_p, vc_err_t *err)
 {
     if (opts->model_path == NULL || opts->model_path[0] == '\0')
@@ -39,8 +55,10 @@ vc_status_t node_open(const node_opts_t *opts, node_t **node_p, vc_err_t *err)
         status = node_gguf_open(opts->model_path, &node->gguf, err);
     if (status == VC_OK)
         status = node_tokenizer_create(node->gguf, &node->tok, err);
-    if (status == VC_OK && opts->need_engine)
-        status = node_engine_create(node->gguf, node->tok, &opts->engine, &node->engine, err);
+    if (status == VC_OK && opts->need_engine) {
+        const node_engine_opts_t engine = within_processors(&opts->engine);
+        status = node_engine_create(node->gguf, node->tok, &engine, &node->engine, err);
+    }
     if (status == VC_OK && opts->need_engine)
         status = node_replay_ids_init(&node->replay_ids, node->gguf, node->tok, err);
     if (status != VC_OK) {
@@ -51,7 +69,8 @@ vc_status_t node_open(const node_opts_t *opts, node_t **node_p, vc_err_t *err)
         const node_model_info_t *info = node_engine_info(node->engine);
         vc_log_info("node", "model loaded arch=%s layers=%u width=%u context=%u isa=%s threads=%u numerics=%u",
                     info->arch, info->n_layer, info->d_model, info->context,
-                    node_isa_name(node_engine_isa(node->engine)), opts->engine.n_threads, NODE_NUMERICS_ID);
+                    node_isa_name(node_engine_isa(node->engine)), node_engine_n_threads(node->engine),
+                    NODE_NUMERICS_ID);
     }
     *node_p = node;
     return VC_OK;

@@ -31,9 +31,9 @@ typedef struct node {
 
 typedef struct node_opts {
     const char *model_path;
-    node_engine_opts_t engine;
-    bool need_engine;      /* false: gguf and tokenizer only */
-    const char *calib_dir; /* of calibration blobs; NULL or empty: the model file's own */
+    node_engine_opts_t engine; /* threads beyond the processors are left out, with a warning */
+    bool need_engine;          /* false: gguf and tokenizer only */
+    const char *calib_dir;     /* of calibration blobs; NULL or empty: the model file's own */
 } node_opts_t;
 void node_opts_default(node_opts_t *opts);
 

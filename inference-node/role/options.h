@@ -36,9 +36,9 @@
     {                                                                                                           \
         "context", VC_OPT_U64, &(member), "0", 0, 4294967295.0, NULL, "context limit in tokens; 0: the model's" \
     }
-#define NODE_OPT_THREADS(member)                                                     \
-    {                                                                                \
-        "threads", VC_OPT_U64, &(member), "2", 1, 256, NULL, "threads of the engine" \
+#define NODE_OPT_THREADS(member)                                                                                \
+    {                                                                                                           \
+        "threads", VC_OPT_U64, &(member), "2", 1, 256, NULL, "threads of the engine, at most one per processor" \
     }
 /* The choices stand in the order of node_isa_t. */
 #define NODE_OPT_ISA(member)                                                                            \

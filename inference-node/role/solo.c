@@ -283,7 +283,7 @@ static vc_status_t fill_outcome(solo_t *s, vc_err_t *err)
     o->draft_us = ss.draft_us;
     o->verify_us = ss.verify_us;
     o->compressor = s->spec.text;
-    o->n_threads = (uint32_t)s->opts->threads;
+    o->n_threads = node_engine_n_threads(s->node->engine);
     o->isa = node_isa_name(node_engine_isa(s->node->engine));
     node_verifier_digest(s->verifier, &o->digest);
     return fill_kv(s, err);

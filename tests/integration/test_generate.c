@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "kernels/team.h"
 #include "support/file.h"
 #include "support/proc.h"
 #include "support/tiny_model.h"
@@ -228,6 +229,30 @@ Test(generate, several_stop_strings_and_raw_prompts)
     cr_assert_eq(strncmp(full, cut, (size_t)(at - full)), 0);
     vc_free(full);
     vc_free(cut);
+    vt_tmpdir_remove(&dir);
+}
+
+Test(generate, threads_beyond_the_processors_are_left_out_with_one_warning)
+{
+    SETUP();
+    const uint32_t processors = node_team_processors();
+    char *out, *two = NULL;
+    json_error_t je;
+    cr_assert_eq(generate(&out, "--json", "--max-tokens", "8", "--threads", "256", "the user is in", NULL), 0);
+    cr_assert_eq(generate(&two, "--json", "--max-tokens", "8", "--threads", "1", "the user is in", NULL), 0);
+    const char *at = strchr(out, '{');
+    json_t *many = at != NULL ? json_loads(at, 0, &je) : NULL, *one = json_loads(two, 0, &je);
+    cr_assert(many != NULL && one != NULL, "%s in %s", je.text, out);
+    if (processors < 256) {
+        cr_assert(strstr(out, "warn node: more threads than processors"), "%s", out);
+        cr_assert_eq(strchr(out, '\n') + 1, at, "one line of warning: %s", out);
+    }
+    cr_assert_eq(json_integer_value(json_object_get(many, "threads")), VC_MIN(processors, 256u));
+    cr_assert_str_eq(field(many, "logits_digest"), field(one, "logits_digest"));
+    json_decref(many);
+    json_decref(one);
+    vc_free(out);
+    vc_free(two);
     vt_tmpdir_remove(&dir);
 }
 
