@@ -41,11 +41,11 @@ typedef uint64_t (*read_fn)(const uint8_t *p, size_t n);
             all ^= lanes[j];                                                                \
         return all;                                                                         \
     }
-#define LOOPS(X)                                                                                      \
-    X(1, 0, _MM_HINT_T0)                                                                              \
-    X(1, 6144, _MM_HINT_T0)                                                                           \
-    X(1, 12288, _MM_HINT_T0) X(1, 8192, _MM_HINT_NTA) X(2, 4096, _MM_HINT_T0) X(4, 2048, _MM_HINT_T0) \
-        X(4, 4096, _MM_HINT_T0)
+#define LOOPS(X)             \
+    X(1, 0, _MM_HINT_T0)     \
+    X(1, 6144, _MM_HINT_T0)  \
+    X(1, 12288, _MM_HINT_T0) \
+    X(1, 8192, _MM_HINT_NTA) X(2, 4096, _MM_HINT_T0) X(4, 2048, _MM_HINT_T0) X(4, 4096, _MM_HINT_T0)
 #define AVX512(places, ahead, hint)                                                               \
     READ_LOOP(avx512_##places##_##ahead, "avx512f", __m512i, _mm512_load_si512, _mm512_xor_si512, \
               _mm512_setzero_si512(), places, ahead, hint)
