@@ -4,8 +4,8 @@
  * wish that is dropped costs nothing.
  *
  * Who may take a buffer. A session in its pass: when enough stay free for the others in the pass to come to two each.
- * One that reads ahead: when the pass after this one could still give two to each of any n_streams sessions. So a pass
- * never waits for a buffer that another session holds between passes.
+ * One that reads ahead: when the pass after this one could still give two to each of any n_streams sessions, those that
+ * are yet to come included. So a pass never waits for a buffer that another session holds between passes.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -242,14 +242,15 @@ static bool pass_has_room(const node_slow_pool_t *p, const node_slow_t *taker)
 /* The same for the pass after it, when the buffers of those that are in a pass now are free again. */
 static bool next_has_room(const node_slow_pool_t *p, const node_slow_t *taker)
 {
-    uint32_t held = 1, short_by[NODE_SLOW_IN_PASS + 1] = {0};
-    for (const node_slow_t *s = p->sessions; s != NULL; s = s->next) {
+    uint32_t held = 1, n = 0, short_by[NODE_SLOW_IN_PASS + 1] = {0};
+    for (const node_slow_t *s = p->sessions; s != NULL; s = s->next, n++) {
         uint32_t keeps = s->active ? 0 : s->n_held;
         held += keeps;
         short_by[shortfall(keeps + (s == taker))]++;
     }
+    short_by[NODE_SLOW_IN_PASS] += n < p->n_streams ? p->n_streams - n : 0; /* may join before that pass */
     uint32_t reserve = 0, left = p->n_streams;
-    for (uint32_t n = NODE_SLOW_IN_PASS; n > 0; n--) {
+    for (n = NODE_SLOW_IN_PASS; n > 0; n--) {
         uint32_t some = VC_MIN(left, short_by[n]);
         reserve += some * n;
         left -= some;

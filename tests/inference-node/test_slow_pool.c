@@ -162,6 +162,32 @@ Test(slow_pool, what_others_read_ahead_leaves_every_pass_its_two_buffers)
     teardown();
 }
 
+/* A session alone in the pool reads ahead; the other one of its pass comes afterwards. */
+Test(slow_pool, what_was_read_ahead_leaves_two_buffers_for_a_session_that_comes_later)
+{
+    setup();
+    enum { STREAMS = 2 };
+    node_slow_pool_opts_t o = pool_opts(5, STREAMS);
+    node_slow_pool_t *pool = open_pool(&o);
+    pair_t *pairs = vc_calloc(STREAMS, sizeof *pairs), *p[STREAMS] = {&pairs[0], &pairs[1]};
+    node_slow_pool_stats_t s;
+    uint32_t ones[] = {1, 1};
+    open_pair(&pairs[0], pool, 40);
+    fill(&pairs[0], 1, 700);
+    uint64_t layer = node_slow_pass_bytes(&pairs[0].slow) / N_LAYER;
+    GEN_OK(node_slow_prefetch(&pairs[0].slow, UINT64_MAX));
+    await(&pairs[0].slow, 3 * layer);
+    node_slow_pool_stats(pool, &s);
+    cr_assert_eq(s.held_bytes, 3 * s.hold_bytes / 5);
+    open_pair(&pairs[1], pool, 41);
+    fill(&pairs[1], 1, 700);
+    cr_assert_eq(node_slow_arrived(&pairs[0].slow), 3 * layer);
+    same_pass(p, STREAMS, ones);
+    check_digests(pairs, STREAMS);
+    close_pairs(pairs, STREAMS, pool);
+    teardown();
+}
+
 Test(slow_pool, wishes_are_served_in_the_order_in_which_they_were_made)
 {
     setup();
