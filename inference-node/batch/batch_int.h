@@ -41,7 +41,7 @@ typedef struct member {
     uint32_t proposals[NODE_SOURCE_MAX], n_proposals; /* of the source straight to the verifier, in this round */
     /* this iteration */
     work_t work;
-    bool in_pass, done;                      /* planned; came out of its pass */
+    bool done;                               /* came out of its pass */
     uint64_t link_here, link_due, link_most; /* as the schedule's task has it */
     uint64_t link_had;                       /* what the schedule knows to be here */
     uint32_t n_rows, n_logits, cap;
@@ -108,7 +108,7 @@ void batch_link_budgets(node_batch_t *b, const node_schedule_request_t *also);
 void batch_link_order(node_batch_t *b);
 /* Whether reads go on between the layers of passes. */
 void batch_link_between(node_batch_t *b, bool on);
-/* After the passes: bytes that came. n_rows 0: waits for some. Gives the time that passes stood still. */
+/* After the passes: bytes that came; waits for some where no pass had rows. Gives the time that passes stood still. */
 uint64_t batch_link_came(node_batch_t *b, uint64_t took_us, bool had_rows);
 
 #endif

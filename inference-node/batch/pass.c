@@ -83,7 +83,6 @@ static void cancel_plan(member_t *m)
         (void)node_drafter_cancel(m->d, NULL); /* a request that is left broken says so at its next call */
     else
         (void)node_verifier_cancel(m->v, NULL);
-    m->in_pass = false;
 }
 
 static vc_status_t take(node_batch_t *b, member_t *m, const float *logits, vc_err_t *err)
@@ -115,7 +114,6 @@ static vc_status_t forward(node_batch_t *b, member_t *const *members, uint32_t n
     for (uint32_t i = 0; i < n; i++) {
         member_t *m = members[i];
         vc_err_t own = {0};
-        m->in_pass = false;
         st = take(b, m, at, &own);
         at += (size_t)m->n_logits * node_engine_info(b->opt.engine)->n_vocab;
         m->done = st == VC_OK;
@@ -183,7 +181,6 @@ void batch_run(node_batch_t *b)
             }
             vc_status_t st = plan(b, m, b->rows + n_rows, b->max_rows - n_rows, &own);
             if (st == VC_OK) {
-                m->in_pass = true;
                 b->order[n++] = m;
                 n_rows += m->n_rows;
             } else if (!m->enough)

@@ -41,6 +41,16 @@ void batch_round_first(const node_batch_t *b, member_t *m)
         node_length_expect_chance(&m->length, b->chance_hits / b->chance_seen, CHANCE_WEIGHT);
 }
 
+/* Whether anybody who runs, m included, has a copy to draft from: without one there is nothing that plain passes are to
+ * be held against, and a look at them would keep sources silent for nothing. */
+static bool has_copies(const node_batch_t *b, const member_t *m)
+{
+    bool has = m->drafts;
+    for (uint32_t i = 0; !has && i < b->opt.max_requests; i++)
+        has = b->members[i].state == MEMBER_RUNNING && b->members[i].drafts;
+    return has;
+}
+
 /* What speculate/choice makes of the round. On the link rounds are drafted in any case, and begin with what they are to
  * hold; a look at plain iterations (gain) is one without proposals too. */
 static vc_status_t choose(node_batch_t *b, member_t *m, double link_us, node_choice_kind_t *kind_p, vc_err_t *err)
@@ -49,7 +59,7 @@ static vc_status_t choose(node_batch_t *b, member_t *m, double link_us, node_cho
     uint32_t n = 0, width = b->info.n_running;
     bool on_link = m->drafts && link_us > 0;
     bool may_draft = m->drafts && (b->pool != NULL || node_gain_may_draft(&b->gain, width));
-    bool looks = b->pool == NULL && node_gain_looks(&b->gain, width);
+    bool looks = b->pool == NULL && has_copies(b, m) && node_gain_looks(&b->gain, width);
     if (m->source != NULL && !on_link && !looks) {
         vc_status_t st = node_drafter_drop(m->d, err); /* the source goes on behind what is committed */
         if (st != VC_OK)
@@ -161,6 +171,8 @@ static void learn(node_batch_t *b, member_t *m, double us)
                                                            .draft_us = m->round_us,
                                                            .verify_us = us});
     }
+    if (!has_copies(b, m))
+        return;
     if (source)
         node_gain_elsewhere(&b->gain, b->info.n_running, us);
     else
