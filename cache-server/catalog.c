@@ -271,17 +271,15 @@ uint64_t cs_catalog_generation(const cs_catalog_t *catalog) { return catalog->ge
 
 uint32_t cs_catalog_format(const cs_catalog_t *catalog) { return catalog->format; }
 
-bool cs_catalog_has_table(const cs_catalog_t *catalog, const char *name)
+void cs_catalog_each_table(const cs_catalog_t *catalog, cs_catalog_table_fn fn, void *arg)
 {
     const rocksdb_livefiles_t *live = rocksdb_livefiles(catalog->db);
-    bool has = false;
-    for (int i = 0; live && !has && i < rocksdb_livefiles_count(live); i++) {
+    for (int i = 0; live && i < rocksdb_livefiles_count(live); i++) {
         const char *table = rocksdb_livefiles_name(live, i);
-        has = strcmp(table + (table[0] == '/'), name) == 0;
+        fn(arg, table + (table[0] == '/'));
     }
     if (live)
         rocksdb_livefiles_destroy(live);
-    return has;
 }
 
 /* ---- rows ---- */

@@ -70,8 +70,9 @@ vc_status_t cs_catalog_check_format(const char *data_dir, vc_err_t *err);
 void cs_catalog_close(cs_catalog_t *catalog);
 uint64_t cs_catalog_generation(const cs_catalog_t *catalog); /* as stored; 0 in a new one */
 uint32_t cs_catalog_format(const cs_catalog_t *catalog);     /* likewise */
-/* Whether the catalog reads the table of that name; a kill may leave others, half written. */
-bool cs_catalog_has_table(const cs_catalog_t *catalog, const char *name);
+/* The names of the tables that the catalog reads, one call for each; a kill may leave others, half written. */
+typedef void (*cs_catalog_table_fn)(void *arg, const char *name);
+void cs_catalog_each_table(const cs_catalog_t *catalog, cs_catalog_table_fn fn, void *arg);
 
 /* Every row of a kind. A row that cannot be decoded is handed to bad (may be NULL) with its raw key and skipped. */
 typedef struct cs_catalog_visitor {
