@@ -68,7 +68,7 @@ static vc_status_t refuse_idle(const flags_t *f, const vc_opt_t *table, const vc
     bool none = f->c.draft_length == 0;
     const node_idle_opt_t list[] = {
         {"compressor", none, drafts},
-        {"source", none && f->source != 0, drafts},
+        {"source", none, drafts},
         {"calibration", none || !f->c.compressor[0], none ? drafts : "with a --compressor"},
         {"kv-dir", !f->c.kv_ram, "with --kv-ram"},
         {"hold", !f->c.kv_ram, "with --kv-ram"},
@@ -159,6 +159,7 @@ int node_cmd_batch(int argc, char **argv)
     if (st != VC_OK)
         return node_cmd_fail("batch", st, &err);
     if (n_failed > 0)
-        fprintf(stderr, "vericache-node batch: %llu requests failed, see their lines\n", (unsigned long long)n_failed);
+        fprintf(stderr, "vericache-node batch: %llu request%s failed, see %s\n", (unsigned long long)n_failed,
+                node_plural(n_failed, "s"), n_failed == 1 ? "its line" : "their lines");
     return n_failed > 0 ? vc_status_exit_code(VC_ERR_CORRUPT) : 0; /* 65: bad data */
 }

@@ -11,6 +11,7 @@
 #include "compress/codec.h"
 #include "node.h"
 #include "role/batch.h"
+#include "role/cmd.h"
 #include "role/jobs.h"
 #include "role/lines.h"
 #include "role/local_body.h"
@@ -201,6 +202,7 @@ static void submit(batch_run_t *r, const char *line, size_t bytes, uint64_t numb
     it->line = number;
     it->job.raw = r->cmd->raw;
     it->job.source = r->cmd->source;
+    it->job.no_drafts = r->cmd->draft_length == 0;
     it->job.max_tokens = (uint32_t)r->cmd->max_tokens;
     vc_status_t st = node_job_parse(&it->job, number, line, bytes, &err);
     if (st == VC_OK)
@@ -263,18 +265,23 @@ static void print_stats(const batch_run_t *r)
     node_batch_info_t i;
     node_batch_info(r->batch, &i);
     double s = (double)(now_us() - r->start_us) / 1e6;
-    fprintf(stderr, "%" PRIu64 " requests, %" PRIu64 " failed; %" PRIu64 " tokens in %.2f s, %.1f tokens/s\n",
-            r->n_done + r->n_failed, r->n_failed, i.n_committed, s, (double)i.n_committed / s);
+    const uint64_t n = r->n_done + r->n_failed;
+    fprintf(stderr, "%" PRIu64 " request%s, %" PRIu64 " failed; %" PRIu64 " token%s in %.2f s, %.1f tokens/s\n", n,
+            node_plural(n, "s"), r->n_failed, i.n_committed, node_plural(i.n_committed, "s"), s,
+            (double)i.n_committed / s);
     fprintf(stderr,
-            "%" PRIu64 " iterations, %" PRIu64 " verifications; rows: %" PRIu64 " of prompts, %" PRIu64
+            "%" PRIu64 " iteration%s, %" PRIu64 " verification%s; rows: %" PRIu64 " of prompts, %" PRIu64
             " of drafts, %" PRIu64 " verified\n",
-            i.n_iterations, i.n_verified, i.prompt_rows, i.draft_rows, i.verify_rows);
+            i.n_iterations, node_plural(i.n_iterations, "s"), i.n_verified, node_plural(i.n_verified, "s"),
+            i.prompt_rows, i.draft_rows, i.verify_rows);
     if (i.source_proposed > 0)
         fprintf(stderr, "%" PRIu64 " of %" PRIu64 " proposals of the n-gram source accepted\n", i.source_accepted,
                 i.source_proposed);
-    if (i.link_rate > 0)
+    if (i.link_bytes > 0) /* before, the rate is a guess */
         fprintf(stderr, "%.1f MB of full KV streamed at %.2f GB/s, passes waited %.2f s for it\n",
                 (double)i.link_bytes / 1e6, i.link_rate / 1e9, (double)(i.link_wait_us + i.idle_us) / 1e6);
+    else if (i.link_rate > 0)
+        fprintf(stderr, "no full KV streamed\n");
 }
 
 static vc_status_t open_node(batch_run_t *r, vc_err_t *err)

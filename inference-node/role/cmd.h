@@ -39,6 +39,9 @@ int node_cmd_tokenize(int argc, char **argv);
  */
 bool node_cmd_begin(const vc_opt_t *table, const char *usage, bool strict, int argc, char **argv,
                     vc_config_t **config_p, int *rc_p);
+/* The end of a counted noun: "1 pass", "2 passes" with end "es". */
+static inline const char *node_plural(uint64_t n, const char *end) { return n == 1 ? "" : end; }
+
 /* Prints "vericache-node NAME: sentence" to stderr and gives the exit code. */
 int node_cmd_fail(const char *name, vc_status_t status, const vc_err_t *err);
 

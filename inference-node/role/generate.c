@@ -113,7 +113,7 @@ static vc_status_t refuse_idle(const flags_t *f, const vc_opt_t *table, const vc
     bool copies = solo && o->compressor[0] && o->draft_length;
     const node_idle_opt_t list[] = {
         {"chat", f->chat && o->raw, "without --raw"},
-        {"source", f->source != 0 && !o->draft_length, "with drafts, and --draft-length is 0"},
+        {"source", !o->draft_length, "with drafts, and --draft-length is 0"},
         {"compressor", server ? !verifier : solo && !o->draft_length,
          server ? "with a --verifier where there is a --server" : "with drafts, and --draft-length is 0"},
         {"draft-length", !solo && !(server && verifier) && o->draft_length && o->draft_length != NODE_DRAFT_AUTO,

@@ -43,6 +43,9 @@ static vc_status_t take_bool(const char *name, const json_t *v, bool *out, vc_er
 
 static vc_status_t take_source(node_job_t *job, const json_t *v, vc_err_t *err)
 {
+    if (job->no_drafts)
+        return vc_err_set(err, VC_ERR_INVALID,
+                          "source does nothing here: it is read with drafts, and --draft-length is 0");
     const char *name = json_is_string(v) ? json_string_value(v) : "";
     job->source = strcmp(name, "suffix") == 0;
     return job->source || strcmp(name, "none") == 0
@@ -135,7 +138,11 @@ vc_status_t node_job_parse(node_job_t *job, uint64_t line_number, const char *li
 {
     char number[24];
     snprintf(number, sizeof number, "%" PRIu64, line_number);
-    *job = (node_job_t){.raw = job->raw, .source = job->source, .max_tokens = job->max_tokens, .id = vc_strdup(number)};
+    *job = (node_job_t){.raw = job->raw,
+                        .source = job->source,
+                        .no_drafts = job->no_drafts,
+                        .max_tokens = job->max_tokens,
+                        .id = vc_strdup(number)};
     node_sampling_default(&job->sampling);
     if (job->id == NULL)
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory");

@@ -16,7 +16,8 @@ typedef struct node_job {
     char *id; /* as JSON text: a string or an integer; the line's number where the line has none */
     char *prompt, *system;
     bool raw, ignore_end;
-    bool source; /* tokens are proposed from text that occurred before */
+    bool source;    /* tokens are proposed from text that occurred before */
+    bool no_drafts; /* there are none in this run: a source of the request's own is refused */
     uint32_t max_tokens;
     node_sampling_t sampling;
     char *stops[NODE_STOPS_MAX];
@@ -24,7 +25,7 @@ typedef struct node_job {
 } node_job_t;
 
 /* INVALID, RANGE, UNSUPPORTED with a sentence that names the field; the job has its id then, as far as it has one. To
- * be freed in any case. raw, source and max_tokens hold the defaults when called. */
+ * be freed in any case. raw, source, no_drafts and max_tokens hold the defaults when called. */
 vc_status_t node_job_parse(node_job_t *job, uint64_t line_number, const char *line, size_t bytes, vc_err_t *err);
 void node_job_free(node_job_t *job);
 

@@ -4,6 +4,7 @@
 #include <jansson.h>
 #include <stdarg.h>
 
+#include "role/cmd.h"
 #include "vc/mem.h"
 
 void node_outcome_note(node_outcome_t *outcome, const char *fmt, ...)
@@ -89,8 +90,8 @@ void node_outcome_print_stats(const node_outcome_t *o, FILE *out)
     fprintf(out, "first verified token %.2f s, then %.1f tokens/s\n", (double)o->first_us / 1e6,
             node_outcome_tokens_per_s(o));
     if (o->rounds > 0)
-        fprintf(out, "%llu rounds with drafts, %.2f accepted per round, %.1f %% of the drafts\n",
-                (unsigned long long)o->rounds, (double)o->accepted / (double)o->rounds,
+        fprintf(out, "%llu round%s with drafts, %.2f accepted per round, %.1f %% of the drafts\n",
+                (unsigned long long)o->rounds, node_plural(o->rounds, "s"), (double)o->accepted / (double)o->rounds,
                 o->drafted == 0 ? 0.0 : 100.0 * (double)o->accepted / (double)o->drafted);
     if (o->source_proposed > 0)
         fprintf(out, "%llu of %llu proposals of the n-gram source accepted\n", (unsigned long long)o->source_accepted,
@@ -99,9 +100,9 @@ void node_outcome_print_stats(const node_outcome_t *o, FILE *out)
         fprintf(out, "slow link %.2f MB, fast link %.2f MB\n", (double)o->slow_bytes / 1e6,
                 (double)o->fast_bytes / 1e6);
     if (is_solo(o)) {
-        fprintf(out, "prefill %.2f s, drafting %.2f s, verifying %.2f s (%u passes without drafts); %s, %u threads\n",
+        fprintf(out, "prefill %.2f s, drafting %.2f s, verifying %.2f s (%u pass%s without drafts); %s, %u thread%s\n",
                 (double)o->prefill_us / 1e6, (double)o->draft_us / 1e6, (double)o->verify_us / 1e6, o->plain_rounds,
-                o->isa, o->n_threads);
+                node_plural(o->plain_rounds, "es"), o->isa, o->n_threads, node_plural(o->n_threads, "s"));
         if (o->compressed_tokens > 0)
             fprintf(out, "drafted from %u tokens compressed by %s to %.2f MB in %.2f s\n", o->compressed_tokens,
                     o->compressor, (double)o->compressed_bytes / 1e6, (double)o->compress_us / 1e6);

@@ -94,7 +94,7 @@ static void print_lines(const node_tokenizer_t *tok, const uint32_t *ids, uint32
         print_quoted(piece, len);
         printf("%s\n", node_tokenizer_is_special(tok, ids[i]) ? "  special" : "");
     }
-    fprintf(stderr, "%u token%s\n", n, n == 1 ? "" : "s");
+    fprintf(stderr, "%u token%s\n", n, node_plural(n, "s"));
 }
 
 /* {"n", "ids", "pieces"}; a piece that is no UTF-8 by itself (part of a character) stands as {"hex"}. */

@@ -47,12 +47,13 @@ static bool setup(void)
         }                                                \
     } while (0)
 
-/* Runs the requests with up to eight arguments more; results by line number in got, NULL where there is none. */
+/* Runs the requests on one thread, with up to eight arguments more; results by line number in got, NULL where there is
+ * none. */
 static int run(json_t **got, const char *const *more, char **out_p)
 {
-    const char *args[20] = {"batch", "--model", model, "--requests", requests, "--out", results};
+    const char *args[20] = {"batch", "--model", model, "--requests", requests, "--out", results, "--threads", "1"};
     for (int i = 0; more && more[i]; i++)
-        args[7 + i] = more[i];
+        args[9 + i] = more[i];
     memset(got, 0, MAX_LINES * sizeof *got);
     int rc = vt_proc_run("vericache-node", args, NULL, TIMEOUT_MS, out_p);
     FILE *f = fopen(results, "r");
@@ -143,10 +144,44 @@ Test(batch, a_line_beyond_64_mib_is_told_once_and_the_others_get_their_text)
     json_t *got[MAX_LINES];
     char *out;
     cr_assert_eq(run(got, NULL, &out), 65, "%s", out);
-    cr_assert_neq(strstr(out, "1 requests failed"), NULL, "%s", out);
+    cr_assert_neq(strstr(out, "1 request failed, see its line"), NULL, "%s", out);
     cr_assert_not_null(text_of(got[1], "text"));
     cr_assert_neq(strstr(text_of(got[2], "error"), "is longer than"), NULL);
     cr_assert_not_null(text_of(got[3], "text"));
+    free_results(got);
+    vc_free(out);
+    vt_tmpdir_remove(&dir);
+}
+
+Test(batch, a_requests_own_source_is_refused_where_there_are_no_drafts)
+{
+    SETUP();
+    static const char *const none[] = {"--draft-length", "0", NULL};
+    write_text(requests, "{\"prompt\": \"the user\", \"max_tokens\": 3, \"source\": \"suffix\"}\n"
+                         "{\"prompt\": \"the user\", \"max_tokens\": 3, \"source\": \"none\"}\n"
+                         "{\"prompt\": \"the user\", \"max_tokens\": 3}\n");
+    json_t *got[MAX_LINES];
+    char *out;
+    cr_assert_eq(run(got, none, &out), 65, "%s", out);
+    for (uint32_t i = 1; i <= 2; i++)
+        cr_assert(text_of(got[i], "error") && strstr(text_of(got[i], "error"), "source does nothing here"), "%u", i);
+    cr_assert_not_null(text_of(got[3], "text"));
+    free_results(got);
+    vc_free(out);
+    vt_tmpdir_remove(&dir);
+}
+
+Test(batch, stats_tell_no_rate_where_nothing_was_streamed)
+{
+    SETUP();
+    static const char *const tier[] = {"--kv-ram", "600KiB", "--stats", NULL};
+    write_text(requests, "{\"prompt\": \"the user\", \"max_tokens\": 3}\n");
+    json_t *got[MAX_LINES];
+    char *out;
+    cr_assert_eq(run(got, tier, &out), 0, "%s", out);
+    cr_assert_neq(strstr(out, "1 request, 0 failed; 3 tokens in "), NULL, "%s", out);
+    cr_assert_neq(strstr(out, "no full KV streamed"), NULL, "%s", out);
+    cr_assert_eq(strstr(out, "GB/s"), NULL, "%s", out);
     free_results(got);
     vc_free(out);
     vt_tmpdir_remove(&dir);
@@ -214,6 +249,7 @@ Test(batch, wrong_options_are_one_sentence)
         {{"--calibration", "/var/tmp", "--compressor", ""}, "--calibration does nothing here", 64},
         {{"--compressor", "none", "--draft-length", "0"}, "--compressor does nothing here", 64},
         {{"--source", "suffix", "--draft-length", "0"}, "--source does nothing here", 64},
+        {{"--source", "none", "--draft-length", "0"}, "--source does nothing here", 64},
         {{"--kv-ram", "600KiB", "--kv-dir", "/nonexistent/x"}, "--kv-dir: slow tier: cannot make a file in", 64},
         {{"--kv-ram", "600KiB", "--kv-dir", "/dev/null"}, "--kv-dir: slow tier: cannot make a file in", 64},
         {{"--source", "index"}, "source", 64},
@@ -246,7 +282,7 @@ Test(batch, an_interrupt_ends_it_between_two_passes_with_a_line_for_what_was_und
     SETUP();
     write_text(requests, "{\"prompt\": \"the user is\", \"max_tokens\": 3}\n"
                          "{\"prompt\": \"the user is in\", \"max_tokens\": 4000}\n");
-    const char *args[] = {"batch", "--model", model, "--requests", requests, NULL};
+    const char *args[] = {"batch", "--model", model, "--requests", requests, "--threads", "1", NULL};
     vt_proc_t *p = vt_proc_start("vericache-node", args, NULL);
     cr_assert(vt_proc_wait_line(p, "\"finish\":\"length\"", TIMEOUT_MS, NULL, 0));
     vt_proc_signal(p, SIGINT);

@@ -293,6 +293,7 @@ Test(generate, wrong_arguments_end_with_one_sentence_and_exit_code_64)
         {"--compressor does nothing", "--compressor=none", "--draft-length=0"},
         {"--draft-length does nothing", "--draft-length=4", "--verifier=127.0.0.1:1"},
         {"--source does nothing", "--source=suffix", "--draft-length=0"},
+        {"--source does nothing", "--source=none", "--draft-length=0"},
         {"--chat does nothing", "--chat", "--raw"},
     };
     for (size_t i = 0; i < VC_ARRAY_LEN(idle); i++)
