@@ -11,6 +11,7 @@ void node_opts_default(node_opts_t *opts)
 {
     *opts = (node_opts_t){.need_engine = true};
     node_engine_opts_default(&opts->engine);
+    opts->engine.n_threads = 0;
 }
 
 static vc_status_t keep_paths(node_t *node, const node_opts_t *opts, vc_err_t *err)
@@ -26,16 +27,17 @@ static vc_status_t keep_paths(node_t *node, const node_opts_t *opts, vc_err_t *e
     return VC_OK;
 }
 
-/* More threads than processors would wait for each other at every step; results do not depend on their number. Nobody
- * asked for the default. */
+/* More threads than processors would wait for each other at every step; results do not depend on their number. Unasked
+ * no more than small models gain by. */
 static node_engine_opts_t within_processors(const node_engine_opts_t *asked)
 {
-    node_engine_opts_t o = *asked, unasked;
+    node_engine_opts_t o = *asked;
     const uint32_t processors = node_team_processors();
-    node_engine_opts_default(&unasked);
+    if (o.n_threads == 0)
+        o.n_threads = VC_MIN(processors, NODE_THREADS_UNASKED);
     if (o.n_threads > processors) {
-        vc_log(o.n_threads > unasked.n_threads ? VC_LOG_WARN : VC_LOG_DEBUG, "node",
-               "more threads than processors, one each is taken threads=%u processors=%u", o.n_threads, processors);
+        vc_log_warn("node", "more threads than processors, one each is taken threads=%u processors=%u", o.n_threads,
+                    processors);
         o.n_threads = processors;
     }
     return o;

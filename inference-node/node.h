@@ -29,11 +29,15 @@ typedef struct node {
     void *pass_arg;
 } node_t;
 
+#define NODE_THREADS_UNASKED 16u /* of the engine, where nobody names a number */
+
 typedef struct node_opts {
     const char *model_path;
-    node_engine_opts_t engine; /* threads beyond the processors are left out, with a warning */
-    bool need_engine;          /* false: gguf and tokenizer only */
-    const char *calib_dir;     /* of calibration blobs; NULL or empty: the model file's own */
+    /* n_threads 0, the default: one for each processor that the process may run on, NODE_THREADS_UNASKED at most. More
+     * than there are processors are left out, with a warning. */
+    node_engine_opts_t engine;
+    bool need_engine;      /* false: gguf and tokenizer only */
+    const char *calib_dir; /* of calibration blobs; NULL or empty: the model file's own */
 } node_opts_t;
 void node_opts_default(node_opts_t *opts);
 

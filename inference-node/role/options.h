@@ -36,9 +36,11 @@
     {                                                                                                           \
         "context", VC_OPT_U64, &(member), "0", 0, 4294967295.0, NULL, "context limit in tokens; 0: the model's" \
     }
-#define NODE_OPT_THREADS(member)                                                                                \
-    {                                                                                                           \
-        "threads", VC_OPT_U64, &(member), "2", 1, 256, NULL, "threads of the engine, at most one per processor" \
+#define NODE_OPT_THREADS(member)                                                                   \
+    {                                                                                              \
+        "threads", VC_OPT_U64, &(member), "0", 0, 256, NULL,                                       \
+            "threads of the engine, 1 to 256, at most one for each processor that it may run on; " \
+            "0: one for each of them, 16 at most"                                                  \
     }
 /* The choices stand in the order of node_isa_t. */
 #define NODE_OPT_ISA(member)                                                                            \

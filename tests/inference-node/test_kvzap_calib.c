@@ -359,6 +359,7 @@ Test(kvzap_calib, a_node_binds_every_spec_of_the_method_to_its_file)
     vc_err_t err = {0};
     node_opts_default(&opts);
     opts.model_path = path;
+    opts.engine.n_threads = 1;
     cr_assert_eq(node_open(&opts, &node, &err), VC_OK, "%s", err.msg);
     node_spec_t bound[3], plain[3];
     for (int i = 0; i < 3; i++) {

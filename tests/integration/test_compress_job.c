@@ -94,6 +94,7 @@ static void read_copy(remote_cluster_t *c, const char *text, records_t *r)
     size_t keyspace_len;
     node_opts_default(&o);
     o.model_path = vt_tmpdir_path(&c->dir, "model.gguf");
+    o.engine.n_threads = 1;
     cr_assert_eq(node_open(&o, &node, &err), VC_OK, "%s", err.msg);
     cr_assert_eq(node_spec_parse(text, &spec, &err), VC_OK, "%s", err.msg);
     const node_model_info_t *info = node_engine_info(node->engine);

@@ -135,7 +135,8 @@ Test(failures, a_model_with_random_damage_is_refused_or_runs)
         vt_file_write(model, copy, image.bytes);
         vc_free(copy);
         char *out = NULL;
-        int rc = vt_proc_run("vericache-node", ARGS("generate", "--model", model, "--max-tokens", "2", "hi"), NULL,
+        int rc = vt_proc_run("vericache-node",
+                             ARGS("generate", "--model", model, "--threads", "1", "--max-tokens", "2", "hi"), NULL,
                              WAIT_MS, &out);
         cr_assert(rc == 0 || rc == 65 || rc == 64, "case %d: exit code %d: %.1000s", i, rc, out);
         if (rc != 0)

@@ -42,13 +42,13 @@ static bool setup(void)
         }                                                \
     } while (0)
 
-/* "generate --model M" and up to 14 arguments more; NULL ends them. */
+/* "generate --model M --threads 1" and up to 14 arguments more, of which a number of threads wins; NULL ends them. */
 static int generate(char **out_p, ...)
 {
-    const char *args[20] = {"generate", "--model", model};
+    const char *args[20] = {"generate", "--model", model, "--threads", "1"};
     va_list ap;
     va_start(ap, out_p);
-    for (int i = 3; i < 19 && (args[i] = va_arg(ap, const char *)); i++)
+    for (int i = 5; i < 19 && (args[i] = va_arg(ap, const char *)); i++)
         ;
     va_end(ap);
     return vt_proc_run("vericache-node", args, NULL, TIMEOUT_MS, out_p);
@@ -61,8 +61,9 @@ static json_t *generate_json(const char *a, const char *b, const char *c, const 
                       d, NULL);
     cr_assert_eq(rc, 0, "%s", out);
     json_error_t je;
-    json_t *o = json_loads(out, 0, &je);
-    cr_assert(o != NULL, "%s in %s", je.text, out);
+    const char *at = strchr(out, '{'); /* a line on threads before it, where there is one processor only */
+    json_t *o = at != NULL ? json_loads(at, 0, &je) : NULL;
+    cr_assert(o != NULL, "%s", out);
     vc_free(out);
     return o;
 }
@@ -253,6 +254,21 @@ Test(generate, threads_beyond_the_processors_are_left_out_with_one_warning)
     json_decref(one);
     vc_free(out);
     vc_free(two);
+    vt_tmpdir_remove(&dir);
+}
+
+Test(generate, where_nobody_names_a_number_threads_are_the_processors_and_sixteen_at_most)
+{
+    SETUP();
+    const char *args[] = {"generate", "--model", model, "--json", "--max-tokens", "2", "the user", NULL};
+    char *out;
+    json_error_t je;
+    cr_assert_eq(vt_proc_run("vericache-node", args, NULL, TIMEOUT_MS, &out), 0, "%s", out);
+    json_t *o = json_loads(out, 0, &je); /* no warning before it */
+    cr_assert(o != NULL, "%s in %s", je.text, out);
+    cr_assert_eq(json_integer_value(json_object_get(o, "threads")), VC_MIN(node_team_processors(), 16u));
+    json_decref(o);
+    vc_free(out);
     vt_tmpdir_remove(&dir);
 }
 

@@ -92,7 +92,7 @@ static void calibrate(remote_cluster_t *c)
     vt_file_write(path, text, CALIB_BYTES);
     vc_free(text);
     snprintf(tokens, sizeof(tokens), "%d", CALIB_TOKENS);
-    const char *args[] = {"calibrate", "--model", model, "--limit-tokens", tokens, path, NULL};
+    const char *args[] = {"calibrate", "--model", model, "--threads", "1", "--limit-tokens", tokens, path, NULL};
     int rc = vt_proc_run("vericache-node", args, NULL, RUN_MS, &out);
     cr_assert_eq(rc, 0, "calibrate exits %d: %s", rc, out);
     vc_free(out);
@@ -135,6 +135,7 @@ static void reader_open(remote_cluster_t *c, reader_t *r)
     vc_log_set_level(VC_LOG_WARN);
     node_opts_default(&o);
     o.model_path = vt_tmpdir_path(&c->dir, "model.gguf");
+    o.engine.n_threads = 1;
     cr_assert_eq(node_open(&o, &r->node, &err), VC_OK, "%s", err.msg);
     node_cache_opts_default(&co);
     co.server = c->server_address;

@@ -128,8 +128,8 @@ void remote_cluster_register(remote_cluster_t *c, const char *compressors)
     char model[512], document[512], *out = NULL;
     snprintf(model, sizeof(model), "%s", vt_tmpdir_path(&c->dir, "model.gguf"));
     snprintf(document, sizeof(document), "%s", vt_tmpdir_path(&c->dir, "document.txt"));
-    const char *args[] = {"register",     "--model",   model,    "--server", c->server_address,
-                          "--compressor", compressors, "--json", document,   NULL};
+    const char *args[] = {"register",  "--model",   model, "--server", c->server_address, "--compressor",
+                          compressors, "--threads", "1",   "--json",   document,          NULL};
     int rc = vt_proc_run("vericache-node", args, NULL, RUN_MS, &out);
     cr_assert_eq(rc, 0, "register exits %d: %s", rc, out);
     vc_free(out);
