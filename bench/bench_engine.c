@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "engine_parts.h"
+#include "isa_option.h"
 #include "kernels/team.h"
 #include "vc/mem.h"
 
@@ -23,15 +24,6 @@ void engine_check(vc_status_t st, const vc_err_t *err)
 {
     if (st != VC_OK)
         bench_fail("%s", err->msg[0] != 0 ? err->msg : vc_status_name(st));
-}
-
-static node_isa_t isa_option(void)
-{
-    const char *name = bench_option("isa", "auto");
-    node_isa_t isa;
-    if (!node_isa_parse(name, &isa))
-        bench_fail("--isa %s: not one of " NODE_ISA_CHOICES, name);
-    return isa;
 }
 
 static void parse_depths(bench_t *b)
@@ -183,7 +175,7 @@ static void open_engine(bench_t *b)
     node_engine_opts_t opts;
     node_engine_opts_default(&opts);
     opts.n_threads = b->threads;
-    opts.isa = isa_option();
+    opts.isa = bench_isa();
     engine_check(node_gguf_open(b->model, &b->gguf, &err), &err);
     double start = bench_now_s();
     engine_check(node_engine_create(b->gguf, NULL, &opts, &b->eng, &err), &err);

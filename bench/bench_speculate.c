@@ -16,20 +16,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "isa_option.h"
 #include "speculate_parts.h"
 #include "vc/log.h"
 #include "vc/mem.h"
 
-vc_err_t speculate_err;
+#define COMPRESSORS "rot:bits=4;snapkv:keep=0.25;snapkv:keep=0.25+rot:bits=4;kvzip:keep=0.25+rot:bits=4"
+#define QUICK_COMPRESSORS "rot:bits=4;snapkv:keep=0.25"
 
-static node_isa_t isa_option(void)
-{
-    const char *name = bench_option("isa", "auto");
-    node_isa_t isa;
-    if (!node_isa_parse(name, &isa))
-        bench_fail("--isa %s: not one of " NODE_ISA_CHOICES, name);
-    return isa;
-}
+vc_err_t speculate_err;
 
 static void open_node(spec_bench_t *b)
 {
@@ -37,7 +32,7 @@ static void open_node(spec_bench_t *b)
     node_opts_default(&o);
     o.model_path = bench_model();
     o.engine.n_threads = (uint32_t)atoi(bench_option("threads", "2"));
-    o.engine.isa = isa_option();
+    o.engine.isa = bench_isa();
     OK(node_open(&o, &b->node, &speculate_err));
     double t0 = bench_now_s();
     const node_costs_t *c = node_step_costs(b->node);
@@ -49,22 +44,30 @@ static void open_node(spec_bench_t *b)
                c->token_us[5]);
 }
 
+static void read_compressors(spec_bench_t *b)
+{
+    const char *at = bench_option("compressors", bench_quick() ? QUICK_COMPRESSORS : COMPRESSORS);
+    for (size_t n; (n = strcspn(at, ";")) > 0; at += n + (at[n] != '\0')) {
+        if (b->n_specs == SPEC_COMPRESSORS)
+            bench_fail("--compressors takes %u at most", (unsigned)SPEC_COMPRESSORS);
+        if (n >= sizeof b->specs[0])
+            bench_fail("--compressors: '%.*s' is too long", (int)n, at);
+        snprintf(b->specs[b->n_specs++], sizeof b->specs[0], "%.*s", (int)n, at);
+    }
+    if (b->n_specs == 0 || *at != '\0')
+        bench_fail("--compressors is a list of specs separated by ';', none of them empty");
+}
+
 static void read_options(spec_bench_t *b)
 {
     static const char *const kinds[SPEC_TEXTS] = {"prose", "chat", "code", "retrieval"};
-    char list[512];
-    const char *texts = bench_option("texts", bench_quick() ? "prose,code" : "prose,chat,code,retrieval");
+    const char *texts = bench_option("texts", bench_quick() ? "prose" : "prose,chat,code,retrieval");
     for (uint32_t i = 0; i < SPEC_TEXTS; i++)
         if (strstr(texts, kinds[i]) != NULL)
             b->kinds[b->n_kinds++] = kinds[i];
     if (b->n_kinds == 0)
         bench_fail("--texts %s: none of prose, chat, code, retrieval", texts);
-    snprintf(list, sizeof list, "%s",
-             bench_option("compressors",
-                          "rot:bits=4;snapkv:keep=0.25;snapkv:keep=0.25+rot:bits=4;kvzip:keep=0.25+rot:bits=4"));
-    for (char *save = NULL, *spec = strtok_r(list, ";", &save); spec && b->n_specs < SPEC_COMPRESSORS;
-         spec = strtok_r(NULL, ";", &save))
-        snprintf(b->specs[b->n_specs++], sizeof b->specs[0], "%.*s", (int)sizeof b->specs[0] - 1, spec);
+    read_compressors(b);
     b->reps = (uint32_t)atoi(bench_option("reps", bench_quick() ? "1" : "3"));
     b->n_new = (uint32_t)atoi(bench_option("tokens", bench_quick() ? "12" : "96"));
     if (b->reps == 0 || b->n_new < 2 || b->n_new > 400)
