@@ -147,6 +147,7 @@ Test(support, a_held_gate_lets_the_server_speak_and_keeps_the_client_waiting)
     cr_assert_eq(send(server, "b", 1, 0), 1);
     cr_assert_eq(recv(client, &c, 1, 0), 1);
     cr_assert_eq(c, 'b');
+    cr_assert(vt_gate_wait_held(gate, 1, 60), "the byte has come as far as the gate");
     cr_assert_eq(recv(server, &c, 1, MSG_DONTWAIT), -1);
     vt_gate_open(gate);
     cr_assert_eq(recv(server, &c, 1, 0), 1);

@@ -4,9 +4,9 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "support/file.h"
@@ -27,7 +27,8 @@ struct vt_gate {
     pthread_t acceptor;
     pthread_mutex_t mu;
     pthread_cond_t changed;
-    bool is_held, is_over; /* locked */
+    bool is_held, is_over; /* locked, and so is what is held: bytes of clients */
+    size_t bytes_held;
     pump_t pumps[2 * CONNECTIONS_MAX];
     unsigned n_pumps; /* the acceptor's, until it has ended */
 };
@@ -39,12 +40,18 @@ static struct sockaddr_in loopback(unsigned port)
 }
 
 /* False: it is over. */
-static bool pass(pump_t *p)
+static bool pass(pump_t *p, size_t n)
 {
     vt_gate_t *g = p->gate;
     pthread_mutex_lock(&g->mu);
+    bool waits = p->is_up && g->is_held && !g->is_over;
+    if (waits) {
+        g->bytes_held += n;
+        pthread_cond_broadcast(&g->changed);
+    }
     while (p->is_up && g->is_held && !g->is_over)
         pthread_cond_wait(&g->changed, &g->mu);
+    g->bytes_held -= waits ? n : 0;
     bool is_over = g->is_over;
     pthread_mutex_unlock(&g->mu);
     return !is_over;
@@ -55,7 +62,7 @@ static void *carry(void *arg)
     pump_t *p = arg;
     char bytes[16 << 10];
     ssize_t n;
-    while ((n = recv(p->from, bytes, sizeof(bytes), 0)) > 0 && pass(p)) {
+    while ((n = recv(p->from, bytes, sizeof(bytes), 0)) > 0 && pass(p, (size_t)n)) {
         for (ssize_t at = 0, sent; at < n; at += sent) {
             sent = send(p->to, bytes + at, (size_t)(n - at), MSG_NOSIGNAL);
             if (sent <= 0) {
@@ -128,6 +135,20 @@ static void set(vt_gate_t *g, bool is_held, bool is_over)
 
 void vt_gate_hold(vt_gate_t *gate) { set(gate, true, false); }
 void vt_gate_open(vt_gate_t *gate) { set(gate, false, false); }
+
+bool vt_gate_wait_held(vt_gate_t *g, size_t bytes, unsigned most_s)
+{
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += most_s;
+    pthread_mutex_lock(&g->mu);
+    int rc = 0;
+    while (g->bytes_held < bytes && rc == 0)
+        rc = pthread_cond_timedwait(&g->changed, &g->mu, &end);
+    bool is_held = g->bytes_held >= bytes;
+    pthread_mutex_unlock(&g->mu);
+    return is_held;
+}
 
 void vt_gate_stop(vt_gate_t *g)
 {
