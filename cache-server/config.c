@@ -14,7 +14,8 @@ static void fill_table(cs_config_t *c)
     const vc_opt_t all[CS_CONFIG_OPTIONS] = {
         {"listen", VC_OPT_STRING, &c->listen, "127.0.0.1:7070", 0, 0, NULL,
          "HOST:PORT of the control plane (gRPC); port 0 = any"},
-        {"data-dir", VC_OPT_STRING, &c->data_dir, NULL, 0, 0, NULL, "directory of the store; required"},
+        {"data-dir", VC_OPT_STRING, &c->data_dir, NULL, 0, 0, NULL,
+         "directory of the store, made where only the last part of its path is missing; required"},
         {"capacity", VC_OPT_BYTES, &c->capacity_bytes, "10GiB", 1 << 20, 1e18, NULL,
          "hard limit over every file in the data directory"},
         {"ballast", VC_OPT_BYTES, &c->ballast_bytes, "64MiB", 0, 1e15, NULL,

@@ -36,7 +36,7 @@ vc_status_t cs_dir_lock(cs_store_t *s, vc_err_t *err)
     int made = mkdir(s->data_dir, 0700) != 0 ? errno : 0;
     if (made != 0 && made != EEXIST && !(made == EROFS && access(s->data_dir, X_OK) == 0))
         return vc_err_set(err, vc_status_from_path_errno(made), "cannot make the data directory %s: %s", s->data_dir,
-                          strerror(made));
+                          made == ENOENT ? "the folder that it is to be made in is not there" : strerror(made));
     if (s->lock_fd >= 0) /* held already */
         return VC_OK;
     s->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);

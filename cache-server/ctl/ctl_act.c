@@ -153,7 +153,8 @@ static bool holds_nothing(const vcache_drain_report_t *r)
     return r->leases == 0 && r->uploads == 0 && r->commits == 0 && r->transfers == 0;
 }
 
-static void print_report(ctl_t *c, const vcache_drain_report_t *r)
+/* is_over: the wait for it has ended well. */
+static void print_report(ctl_t *c, const vcache_drain_report_t *r, bool is_over)
 {
     if (c->json) {
         json_t *ages = json_array();
@@ -161,10 +162,10 @@ static void print_report(ctl_t *c, const vcache_drain_report_t *r)
             json_array_append_new(ages,
                                   json_pack("{s:I, s:I, s:I}", "below_s", (json_int_t)r->ages[i].below_s, "leases",
                                             (json_int_t)r->ages[i].leases, "bytes", (json_int_t)r->ages[i].bytes));
-        ctl_print_json(c, json_pack("{s:b, s:I, s:I, s:I, s:I, s:I, s:o}", "draining", r->draining, "leases",
-                                    (json_int_t)r->leases, "leased_bytes", (json_int_t)r->leased_bytes, "uploads",
-                                    (json_int_t)r->uploads, "commits", (json_int_t)r->commits, "transfers",
-                                    (json_int_t)r->transfers, "ages", ages));
+        ctl_print_json(c, json_pack("{s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:o}", "draining", r->draining, "drained",
+                                    r->draining && holds_nothing(r), "leases", (json_int_t)r->leases, "leased_bytes",
+                                    (json_int_t)r->leased_bytes, "uploads", (json_int_t)r->uploads, "commits",
+                                    (json_int_t)r->commits, "transfers", (json_int_t)r->transfers, "ages", ages));
         return;
     }
     fprintf(c->out,
@@ -177,6 +178,8 @@ static void print_report(ctl_t *c, const vcache_drain_report_t *r)
             snprintf(age, sizeof(age), "below %" PRIu32 " s", r->ages[i].below_s);
         fprintf(c->out, "  leases %-14s %8" PRIu32 " %15" PRIu64 " bytes\n", age, r->ages[i].leases, r->ages[i].bytes);
     }
+    if (is_over)
+        fputs("drained\n", c->out);
 }
 
 vcache_status_t ctl_drain(ctl_t *c)
@@ -195,7 +198,7 @@ vcache_status_t ctl_drain(ctl_t *c)
     }
     progress_end();
     if (st == VC_OK)
-        print_report(c, &r);
+        print_report(c, &r, c->wait && r.draining && holds_nothing(&r));
     if (st == VC_OK && is_late && !holds_nothing(&r))
         st = ctl_fail(c, VC_ERR_TIMEOUT, "not drained within %" PRIu64 " ms", c->wait_ms);
     return st;
@@ -206,7 +209,7 @@ vcache_status_t ctl_leases(ctl_t *c)
     vcache_drain_report_t r = {0};
     vcache_status_t st = vcache_drain(c->client, VCACHE_DRAIN_QUERY, &r, &c->error);
     if (st == VC_OK)
-        print_report(c, &r);
+        print_report(c, &r, false);
     return st;
 }
 

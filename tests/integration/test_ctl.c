@@ -185,7 +185,7 @@ Test(ctl, drain_refuses_reports_waits_and_resumes)
                                NULL, NULL, &err),
                  VC_ERR_UNREACHABLE);
     vcache_lease_release(l);
-    says(&w, "drain --wait", 0, "draining: 0 leases");
+    says(&w, "drain --wait", 0, "draining: 0 leases over 0 bytes, 0 uploads, 0 commits, 0 transfers\ndrained\n");
     says(&w, "drain --resume", 0, "serving: 0 leases");
     says(&w, "health", 0, "serving");
     says(&w, "drain --resume --wait", 64, "--resume goes with neither");
