@@ -193,6 +193,17 @@ Test(failures, a_place_where_no_calibration_can_lie_is_told_before_anything_is_l
     vt_tmpdir_remove(&dir);
 }
 
+Test(failures, folders_above_the_data_directory_are_not_made)
+{
+    need_programs();
+    vt_tmpdir_t dir;
+    vt_tmpdir_create(&dir);
+    expect("vericache-server", ARGS("--data-dir", vt_tmpdir_path(&dir, "disk/data"), "--listen", "127.0.0.1:0"), 64,
+           "the folder that it is to be made in is not there");
+    cr_assert_neq(access(vt_tmpdir_path(&dir, "disk"), F_OK), 0);
+    vt_tmpdir_remove(&dir);
+}
+
 Test(failures, addresses_are_checked_before_anything_is_touched)
 {
     need_programs();
