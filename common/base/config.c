@@ -46,7 +46,7 @@ static vc_status_t apply_defaults(vc_config_t *config, vc_err_t *err)
     for (size_t i = 0; i < config->n_opts; i++) {
         const vc_opt_t *opt = &config->table[i];
         vc_status_t st = VC_OK;
-        if (opt->type == VC_OPT_STRING)
+        if (opt->type == VC_OPT_STRING || opt->type == VC_OPT_TEXT)
             *(const char **)opt->value = opt->deflt != NULL ? opt->deflt : "";
         else if (opt->type == VC_OPT_ENUM && opt->deflt == NULL)
             *(int *)opt->value = 0;

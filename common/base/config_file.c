@@ -1,7 +1,7 @@
 /*
  * The config file: one "name = value" a line. '#' at the start of a line or after a blank begins a comment; a value in
- * double quotes is taken as it is, with \" and \\ inside. A name may stand once only. What --print-config prints is a
- * config file.
+ * double quotes is taken as it is, with \" and \\ inside, and \n and \t where the option is a text. A name may stand
+ * once only. What --print-config prints is a config file.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -26,7 +26,7 @@ static void cut_trailing_blanks(char *s, size_t len)
 }
 
 /* In place; *end_p is what follows the closing quote. False when it is missing. */
-static bool unquote(char *s, char **end_p)
+static bool unquote(char *s, bool is_text, char **end_p)
 {
     char *out = s;
     for (char *in = s + 1; *in != '\0'; in++) {
@@ -37,17 +37,21 @@ static bool unquote(char *s, char **end_p)
         }
         if (*in == '\\' && (in[1] == '"' || in[1] == '\\'))
             in++;
+        else if (is_text && *in == '\\' && (in[1] == 'n' || in[1] == 't')) {
+            *out++ = *++in == 'n' ? '\n' : '\t';
+            continue;
+        }
         *out++ = *in;
     }
     return false;
 }
 
 /* Cuts the value out of the rest of a line. */
-static vc_status_t clean_value(char *value, vc_err_t *err)
+static vc_status_t clean_value(char *value, bool is_text, vc_err_t *err)
 {
     if (*value == '"') {
         char *rest;
-        if (!unquote(value, &rest))
+        if (!unquote(value, is_text, &rest))
             return vc_err_set(err, VC_ERR_INVALID, "the closing quote is missing");
         rest = skip_blanks(rest);
         if (*rest != '\0' && *rest != '#')
@@ -78,7 +82,7 @@ static vc_status_t apply_line(vc_config_t *config, char *line, vc_err_t *err)
         return vc_err_set(err, VC_ERR_INVALID, "unknown option '%s'", name);
     if (config->sources[i] == CONFIG_FILE)
         return vc_err_set(err, VC_ERR_INVALID, "option '%s' stands there twice", name);
-    vc_status_t st = clean_value(value, err);
+    vc_status_t st = clean_value(value, config->table[i].type == VC_OPT_TEXT, err);
     if (st == VC_OK)
         st = config_value_set(&config->table[i], value, &config->owned[i], err);
     if (st != VC_OK) {

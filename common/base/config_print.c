@@ -12,7 +12,8 @@ static const char *value_word(const vc_opt_t *opt)
     case VC_OPT_BYTES: return " SIZE";
     case VC_OPT_RATE: return " RATE";
     case VC_OPT_DOUBLE: return " NUMBER";
-    case VC_OPT_STRING: return " TEXT";
+    case VC_OPT_STRING:
+    case VC_OPT_TEXT: return " TEXT";
     case VC_OPT_ENUM: return " WORD";
     }
     return "";
@@ -47,7 +48,7 @@ void vc_config_print_help(const vc_opt_t *table, FILE *out)
 static void print_string(const char *text, FILE *out)
 {
     size_t len = strlen(text);
-    bool bare = len > 0 && text[0] != '"' && text[0] != ' ' && text[len - 1] != ' ' && strpbrk(text, "#") == NULL;
+    bool bare = len > 0 && text[0] != '"' && text[0] != ' ' && text[len - 1] != ' ' && strpbrk(text, "#\n\t") == NULL;
     if (bare) {
         fputs(text, out);
         return;
@@ -56,7 +57,10 @@ static void print_string(const char *text, FILE *out)
     for (; *text != '\0'; text++) {
         if (*text == '"' || *text == '\\')
             fputc('\\', out);
-        fputc(*text, out);
+        if (*text == '\n' || *text == '\t') /* of options that may have them */
+            fputs(*text == '\n' ? "\\n" : "\\t", out);
+        else
+            fputc(*text, out);
     }
     fputc('"', out);
 }
@@ -69,7 +73,7 @@ void vc_config_print_values(const vc_opt_t *table, const vc_config_t *config, FI
         char text[CONFIG_TEXT_MAX];
         config_value_text(&table[i], text, sizeof(text));
         fprintf(out, "%s = ", table[i].name);
-        if (table[i].type == VC_OPT_STRING)
+        if (table[i].type == VC_OPT_STRING || table[i].type == VC_OPT_TEXT)
             print_string(text, out);
         else
             fputs(text, out);

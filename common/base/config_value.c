@@ -75,6 +75,29 @@ vc_status_t vc_parse_rate(const char *text, uint64_t *bits_per_s_p)
     return parse_with_unit(text, rate_units, VC_ARRAY_LEN(rate_units), bits_per_s_p);
 }
 
+vc_bytes_text_t vc_bytes_text(uint64_t bytes)
+{
+    vc_bytes_text_t t;
+    size_t unit = 2; /* KiB */
+    while (unit < 5 && bytes >= byte_units[unit + 1].factor)
+        unit++;
+    if (bytes < byte_units[unit].factor)
+        snprintf(t.text, sizeof t.text, "%llu", (unsigned long long)bytes);
+    else
+        snprintf(t.text, sizeof t.text, "%.*g%s", bytes / byte_units[unit].factor < 1000 ? 4 : 6,
+                 (double)bytes / (double)byte_units[unit].factor, byte_units[unit].suffix);
+    return t;
+}
+
+vc_bytes_text_t vc_bytes_text_at_least(uint64_t bytes)
+{
+    vc_bytes_text_t t;
+    const unit_t *unit = &byte_units[bytes < byte_units[3].factor ? 2 : 3];
+    snprintf(t.text, sizeof t.text, "%llu%s", (unsigned long long)(bytes / unit->factor + (bytes % unit->factor != 0)),
+             unit->suffix);
+    return t;
+}
+
 static vc_status_t check_bounds(const vc_opt_t *opt, double value, const char *text, vc_err_t *err)
 {
     bool no_limit = opt->max == 0 && opt->min >= 0;
@@ -161,7 +184,7 @@ static vc_status_t set_enum(const vc_opt_t *opt, const char *text, vc_err_t *err
 static vc_status_t set_string(const vc_opt_t *opt, const char *text, char **owned, vc_err_t *err)
 {
     for (const char *c = text; *c != '\0'; c++) /* one line in the config file and in the log */
-        if ((unsigned char)*c < 0x20)
+        if ((unsigned char)*c < 0x20 && !(opt->type == VC_OPT_TEXT && (*c == '\n' || *c == '\t')))
             return vc_err_set(err, VC_ERR_INVALID, "the value holds a control character");
     char *copy = vc_strdup(text);
     if (copy == NULL)
@@ -182,7 +205,8 @@ vc_status_t config_value_set(const vc_opt_t *opt, const char *text, char **owned
     case VC_OPT_BYTES:
     case VC_OPT_RATE: return set_number(opt, text, err);
     case VC_OPT_DOUBLE: return set_double(opt, text, err);
-    case VC_OPT_STRING: return set_string(opt, text, owned, err);
+    case VC_OPT_STRING:
+    case VC_OPT_TEXT: return set_string(opt, text, owned, err);
     case VC_OPT_ENUM: return set_enum(opt, text, err);
     }
     return vc_err_set(err, VC_ERR_INTERNAL, "option %s has an unknown type", opt->name);
@@ -209,7 +233,8 @@ void config_value_text(const vc_opt_t *opt, char *text, size_t cap)
     case VC_OPT_BYTES: unit_text(*(const uint64_t *)opt->value, byte_units, 2, 5, text, cap); return;
     case VC_OPT_RATE: unit_text(*(const uint64_t *)opt->value, rate_units, 2, 5, text, cap); return;
     case VC_OPT_DOUBLE: snprintf(text, cap, "%.17g", *(const double *)opt->value); return;
-    case VC_OPT_STRING: snprintf(text, cap, "%s", *(const char *const *)opt->value); return;
+    case VC_OPT_STRING:
+    case VC_OPT_TEXT: snprintf(text, cap, "%s", *(const char *const *)opt->value); return;
     case VC_OPT_ENUM:
         choice = choice_at(opt->choices, *(const int *)opt->value, &len);
         snprintf(text, cap, "%.*s", (int)len, choice != NULL ? choice : "");

@@ -299,6 +299,65 @@ Test(config, printed_values_name_their_source_and_read_back_the_same)
     unlink(temp_file(""));
 }
 
+Test(config, a_text_may_have_line_ends_and_tabs_and_reads_back_the_same)
+{
+    static const char *text;
+    static const vc_opt_t texts[] = {{"stop", VC_OPT_TEXT, &text, NULL, 0, 0, NULL, "end here"},
+                                     {"dir", VC_OPT_STRING, &opt_dir, NULL, 0, 0, NULL, "where"},
+                                     {0}};
+    static const char *const values[] = {"\n", "a\tb\nc", "back\\n \"q\"\n", "plain"};
+    vc_err_t err = {0};
+    vc_config_t *config;
+    for (size_t i = 0; i < VC_ARRAY_LEN(values); i++) {
+        char *argv[] = {(char *)"prog", (char *)"--stop", (char *)values[i], (char *)"--dir=\\new", NULL},
+             *printed = NULL;
+        size_t n;
+        cr_assert_eq(vc_config_parse(texts, 4, argv, NULL, &config, &err), VC_OK, "%s", err.msg);
+        cr_assert_str_eq(text, values[i]);
+        FILE *f = open_memstream(&printed, &n);
+        vc_config_print_values(texts, config, f);
+        fclose(f);
+        vc_config_free(config);
+        char *again[] = {(char *)"prog", (char *)"--config", (char *)temp_file(printed), NULL};
+        cr_assert_eq(vc_config_parse(texts, 3, again, NULL, &config, &err), VC_OK, "%s in %s", err.msg, printed);
+        cr_assert_str_eq(text, values[i]);
+        cr_assert_str_eq(opt_dir, "\\new");
+        vc_config_free(config);
+        free(printed);
+    }
+    static const char *const bad[] = {"--stop=a\rb", "--stop=\x1b", "--dir=a\nb", "--dir=a\tb"};
+    for (size_t i = 0; i < VC_ARRAY_LEN(bad); i++) {
+        char *argv[] = {(char *)"prog", (char *)bad[i], NULL};
+        cr_assert_eq(vc_config_parse(texts, 2, argv, NULL, &config, &err), VC_ERR_INVALID);
+        cr_assert_not_null(strstr(err.msg, "control character"));
+    }
+    unlink(temp_file(""));
+}
+
+Test(config, sizes_in_sentences_are_read_back_as_no_less)
+{
+    static const struct {
+        uint64_t bytes;
+        const char *shown, *at_least;
+    } sizes[] = {{0, "0", "0KiB"},
+                 {1, "1", "1KiB"},
+                 {1024, "1KiB", "1KiB"},
+                 {600 << 10, "600KiB", "600KiB"},
+                 {5 << 20, "5MiB", "5MiB"},
+                 {1310720, "1.25MiB", "2MiB"},
+                 {(1000ull << 20) + 1, "1000MiB", "1001MiB"},
+                 {3ull << 29, "1.5GiB", "1536MiB"},
+                 {(3ull << 29) + 1, "1.5GiB", "1537MiB"}};
+    for (size_t i = 0; i < VC_ARRAY_LEN(sizes); i++) {
+        uint64_t back;
+        cr_assert_str_eq(vc_bytes_text(sizes[i].bytes).text, sizes[i].shown);
+        cr_assert_str_eq(vc_bytes_text_at_least(sizes[i].bytes).text, sizes[i].at_least);
+        cr_assert_eq(vc_parse_bytes(sizes[i].at_least, &back), VC_OK);
+        cr_assert_geq(back, sizes[i].bytes);
+        cr_assert_eq(vc_parse_bytes(sizes[i].shown, &back), VC_OK);
+    }
+}
+
 static void join_one(void *arg, const char *name, const char *value, const char *source)
 {
     char *text = arg;

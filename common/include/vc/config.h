@@ -18,6 +18,7 @@ typedef enum {
     VC_OPT_RATE,   /* uint64_t * bits per second; 0 = unlimited; 100mbit, 1gbit, 2.5gbit */
     VC_OPT_DOUBLE, /* double * */
     VC_OPT_STRING, /* const char **; points into the config, valid until vc_config_free */
+    VC_OPT_TEXT,   /* the same, and may have line ends and tabs: \n and \t in double quotes in a file */
     VC_OPT_ENUM    /* int *; choices "a|b|c" -> 0, 1, 2 */
 } vc_opt_type_t;
 
@@ -63,5 +64,12 @@ void vc_config_free(vc_config_t *config);
  * 64 bits. At most six digits follow the point; what is less than one byte or bit is dropped. */
 vc_status_t vc_parse_bytes(const char *text, uint64_t *bytes_p);
 vc_status_t vc_parse_rate(const char *text, uint64_t *bits_per_s_p);
+
+/* Sizes in sentences about options, as BYTES reads them. */
+typedef struct vc_bytes_text {
+    char text[32];
+} vc_bytes_text_t;
+vc_bytes_text_t vc_bytes_text(uint64_t bytes);          /* "1.25MiB": to four digits */
+vc_bytes_text_t vc_bytes_text_at_least(uint64_t bytes); /* "42MiB": whole MiB, or KiB below one MiB, rounded up */
 
 #endif
