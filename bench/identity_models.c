@@ -13,7 +13,7 @@ enum { CALIBRATION_TEXTS = 2, CALIBRATION_TOKENS = 1024 };
 static void open_rest(identity_model_t *m)
 {
     OK(node_tokenizer_create(m->gguf, &m->tok, &err));
-    OK(node_replay_ids_init(&m->replay_ids, m->gguf, m->tok, &err));
+    OK(node_replay_ids_init(&m->replay_ids, m->tok, &err));
     node_codecs(&m->n_codecs);
     m->calibs = vc_calloc(m->n_codecs, sizeof *m->calibs);
     if (!m->calibs)

@@ -1,4 +1,4 @@
-/* Opening and closing a node: model file, tokenizer, engine, in that order; closed in reverse. */
+/* Opening and closing a node: model file, tokenizer, engine, in that order, and the file closed again. */
 #include "node.h"
 
 #include <string.h>
@@ -43,6 +43,20 @@ static node_engine_opts_t within_processors(const node_engine_opts_t *asked)
     return o;
 }
 
+static vc_status_t load_model(node_t *node, const node_opts_t *opts, vc_err_t *err)
+{
+    node_gguf_t *gguf = NULL;
+    vc_status_t status = node_gguf_open(opts->model_path, &gguf, err);
+    if (status == VC_OK)
+        status = node_tokenizer_create(gguf, &node->tok, err);
+    if (status == VC_OK && opts->need_engine) {
+        const node_engine_opts_t engine = within_processors(&opts->engine);
+        status = node_engine_create(gguf, node->tok, &engine, &node->engine, err);
+    }
+    node_gguf_close(gguf);
+    return status;
+}
+
 vc_status_t node_open(const node_opts_t *opts, node_t **node_p, vc_err_t *err)
 {
     if (opts->model_path == NULL || opts->model_path[0] == '\0')
@@ -54,15 +68,9 @@ vc_status_t node_open(const node_opts_t *opts, node_t **node_p, vc_err_t *err)
     pthread_mutex_init(&node->calib_lock, NULL);
     vc_status_t status = keep_paths(node, opts, err);
     if (status == VC_OK)
-        status = node_gguf_open(opts->model_path, &node->gguf, err);
-    if (status == VC_OK)
-        status = node_tokenizer_create(node->gguf, &node->tok, err);
-    if (status == VC_OK && opts->need_engine) {
-        const node_engine_opts_t engine = within_processors(&opts->engine);
-        status = node_engine_create(node->gguf, node->tok, &engine, &node->engine, err);
-    }
+        status = load_model(node, opts, err);
     if (status == VC_OK && opts->need_engine)
-        status = node_replay_ids_init(&node->replay_ids, node->gguf, node->tok, err);
+        status = node_replay_ids_init(&node->replay_ids, node->tok, err);
     if (status != VC_OK) {
         node_close(node);
         return status;
@@ -85,7 +93,6 @@ void node_close(node_t *node)
     node_engine_destroy(node->engine);
     node_replay_ids_fini(&node->replay_ids);
     node_tokenizer_destroy(node->tok);
-    node_gguf_close(node->gguf);
     for (uint32_t i = 0; node->calibs != NULL && i < node->n_calibs; i++)
         node_calib_free(node->calibs[i]);
     vc_free(node->calibs);

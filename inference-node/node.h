@@ -1,7 +1,8 @@
 /*
- * What every role starts with: the model file, its tokenizer and the engine. Immutable after open, but for the engine's
- * pass lock (one forward pass runs at a time, so threads that share an engine bracket their passes with
- * node_pass_begin/end) and for the calibration blobs, loaded when first asked for.
+ * What every role starts with: tokenizer and engine of a model file, which is read at open and closed again: what
+ * happens to it later is of no concern. Immutable after open, but for the engine's pass lock (one forward pass runs at
+ * a time, so threads that share an engine bracket their passes with node_pass_begin/end) and for the calibration blobs,
+ * loaded when first asked for.
  */
 #ifndef NODE_NODE_H
 #define NODE_NODE_H
@@ -14,7 +15,6 @@
 #include "speculate/costs.h"
 
 typedef struct node {
-    node_gguf_t *gguf;
     node_tokenizer_t *tok;
     node_engine_t *engine;
     pthread_mutex_t pass_lock;
@@ -36,7 +36,7 @@ typedef struct node_opts {
     /* n_threads 0, the default: one for each processor that the process may run on, NODE_THREADS_UNASKED at most. More
      * than there are processors are left out, with a warning. */
     node_engine_opts_t engine;
-    bool need_engine;      /* false: gguf and tokenizer only */
+    bool need_engine;      /* false: tokenizer only */
     const char *calib_dir; /* of calibration blobs; NULL or empty: the model file's own */
 } node_opts_t;
 void node_opts_default(node_opts_t *opts);

@@ -10,12 +10,11 @@ static const char words_next[] = "\n\nRepeat the part of the previous context ex
 
 /* A turn of the user and the opening of the answer end with: close marker, text, open marker, text. The suffix is what
  * begins with the close marker. */
-static vc_status_t make_suffix(node_replay_ids_t *ids, const node_gguf_t *gguf, const node_tokenizer_t *tok,
-                               vc_err_t *err)
+static vc_status_t make_suffix(node_replay_ids_t *ids, const node_tokenizer_t *tok, vc_err_t *err)
 {
     const node_chat_msg_t turn = {"user", "x", 1};
     uint32_t *all, n;
-    vc_status_t status = node_chat_encode(tok, gguf, &turn, 1, true, &all, &n, err);
+    vc_status_t status = node_chat_encode(tok, &turn, 1, true, &all, &n, err);
     if (status == VC_ERR_UNSUPPORTED)
         return VC_OK;
     if (status != VC_OK)
@@ -29,8 +28,7 @@ static vc_status_t make_suffix(node_replay_ids_t *ids, const node_gguf_t *gguf, 
     return ids->suffix != NULL ? VC_OK : vc_err_set(err, VC_ERR_NOMEM, "no memory for the chat template");
 }
 
-vc_status_t node_replay_ids_init(node_replay_ids_t *ids, const node_gguf_t *gguf, const node_tokenizer_t *tok,
-                                 vc_err_t *err)
+vc_status_t node_replay_ids_init(node_replay_ids_t *ids, const node_tokenizer_t *tok, vc_err_t *err)
 {
     memset(ids, 0, sizeof(*ids));
     vc_status_t status =
@@ -38,7 +36,7 @@ vc_status_t node_replay_ids_init(node_replay_ids_t *ids, const node_gguf_t *gguf
     if (status == VC_OK)
         status = node_tokenizer_encode(tok, words_next, strlen(words_next), false, &ids->next, &ids->n_next, err);
     if (status == VC_OK)
-        status = make_suffix(ids, gguf, tok, err);
+        status = make_suffix(ids, tok, err);
     if (status != VC_OK)
         node_replay_ids_fini(ids);
     return status;

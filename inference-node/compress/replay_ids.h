@@ -12,8 +12,7 @@ typedef struct node_replay_ids {
     uint32_t n_first, n_next, n_suffix; /* n_suffix 0: the model has no chat template that is known */
 } node_replay_ids_t;
 
-vc_status_t node_replay_ids_init(node_replay_ids_t *ids, const node_gguf_t *gguf, const node_tokenizer_t *tok,
-                                 vc_err_t *err);
+vc_status_t node_replay_ids_init(node_replay_ids_t *ids, const node_tokenizer_t *tok, vc_err_t *err);
 void node_replay_ids_fini(node_replay_ids_t *ids); /* zeroed ones too */
 /* Everything else of the replay is zero. ids are borrowed. */
 node_replay_t node_replay_of(const node_replay_ids_t *ids, node_engine_t *engine);

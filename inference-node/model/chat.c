@@ -1,7 +1,7 @@
 /*
- * Chat templates. The only one we have is chatml, and a model's Jinja text is recognised rather than run: the turn it
- * builds must be '<|im_start|>' + role + '\n' + content + '<|im_end|>'. The default system turn is the literal that
- * follows '<|im_start|>system\n' in the same text.
+ * Chat templates. The only one we have is chatml, and a model's Jinja text is recognised rather than run, once, with
+ * the file still there: the turn it builds must be '<|im_start|>' + role + '\n' + content + '<|im_end|>'. The default
+ * system turn is the literal that follows '<|im_start|>system\n' in the same text.
  *
  * Contents are encoded without special tokens and the markers are put in as ids, so no text can open or close a turn.
  */
@@ -14,12 +14,6 @@
 static const char turn_form[] = "'<|im_start|>'+message.role+''+message.content+'<|im_end|>'";
 static const char system_open[] = "<|im_start|>system";
 static const char turn_close[] = "<|im_end|>";
-
-typedef struct {
-    uint32_t start, end; /* ids of the markers */
-    node_gguf_str_t default_system;
-    bool has_default;
-} chatml_t;
 
 /* Template text without spaces and line ends (raw or escaped), with message['x'] as message.x and one kind of quote. */
 static size_t simplify(const char *s, size_t n, char *out)
@@ -94,9 +88,9 @@ static bool find_special(const node_tokenizer_t *tok, const char *text, uint32_t
     return false;
 }
 
-static vc_status_t recognise(const node_tokenizer_t *tok, const node_gguf_t *gguf, chatml_t *c, vc_err_t *err)
+static vc_status_t recognise(const node_tokenizer_t *tok, const node_gguf_t *gguf, tok_chat_t *c, vc_err_t *err)
 {
-    node_gguf_str_t text;
+    node_gguf_str_t text, system;
     if (node_gguf_str(gguf, "tokenizer.chat_template", &text) != VC_OK)
         return vc_err_set(err, VC_ERR_UNSUPPORTED, "the model has no chat template");
     vc_status_t status = check_form(text, err);
@@ -104,14 +98,29 @@ static vc_status_t recognise(const node_tokenizer_t *tok, const node_gguf_t *ggu
         return status;
     if (!find_special(tok, "<|im_start|>", &c->start) || !find_special(tok, turn_close, &c->end))
         return vc_err_set(err, VC_ERR_UNSUPPORTED, "the vocabulary lacks the tokens of its chat template");
-    c->has_default = find_default_system(text, &c->default_system);
+    if (!find_default_system(text, &system))
+        return VC_OK;
+    c->default_system = vc_alloc((size_t)system.len);
+    if (c->default_system == NULL)
+        return vc_err_set(err, VC_ERR_NOMEM, "out of memory for the chat template");
+    memcpy(c->default_system, system.data, (size_t)system.len);
+    c->default_bytes = (size_t)system.len;
     return VC_OK;
 }
+
+vc_status_t node_chat_load(node_tokenizer_t *tok, const node_gguf_t *gguf, vc_err_t *err)
+{
+    tok->chat.status = recognise(tok, gguf, &tok->chat, &tok->chat.err);
+    if (tok->chat.status != VC_ERR_NOMEM)
+        return VC_OK; /* a model without a template still encodes texts */
+    return vc_err_set(err, tok->chat.status, "%s", tok->chat.err.msg);
+}
+
+void node_chat_free(node_tokenizer_t *tok) { vc_free(tok->chat.default_system); }
 
 typedef struct {
     const node_tokenizer_t *tok;
     bpe_scratch_t *scratch;
-    chatml_t form;
     tok_ids_t out;
 } chat_t;
 
@@ -127,11 +136,11 @@ static vc_status_t add_turn(chat_t *c, const char *role, const char *text, size_
     if (bytes != 0)
         memcpy(joined + role_len + 1, text, bytes);
     vc_status_t status = VC_OK;
-    if (!node_tok_ids_push(&c->out, c->form.start))
+    if (!node_tok_ids_push(&c->out, c->tok->chat.start))
         status = vc_err_set(err, VC_ERR_NOMEM, "out of memory while encoding a chat");
     if (status == VC_OK)
         status = node_tok_encode_plain(c->tok, c->scratch, joined, role_len + 1 + bytes, &c->out, err);
-    if (status == VC_OK && !node_tok_ids_push(&c->out, c->form.end))
+    if (status == VC_OK && !node_tok_ids_push(&c->out, c->tok->chat.end))
         status = vc_err_set(err, VC_ERR_NOMEM, "out of memory while encoding a chat");
     vc_free(joined);
     return status == VC_OK ? node_tok_encode_plain(c->tok, c->scratch, "\n", 1, &c->out, err) : status;
@@ -141,19 +150,19 @@ static vc_status_t encode_turns(chat_t *c, const node_chat_msg_t *msgs, uint32_t
                                 vc_err_t *err)
 {
     vc_status_t status = VC_OK;
-    if (n_msgs != 0 && strcmp(msgs[0].role, "system") != 0 && c->form.has_default)
-        status = add_turn(c, "system", c->form.default_system.data, (size_t)c->form.default_system.len, err);
+    if (n_msgs != 0 && strcmp(msgs[0].role, "system") != 0 && c->tok->chat.default_system != NULL)
+        status = add_turn(c, "system", c->tok->chat.default_system, c->tok->chat.default_bytes, err);
     for (uint32_t i = 0; i < n_msgs && status == VC_OK; i++)
         status = add_turn(c, msgs[i].role, msgs[i].text, msgs[i].bytes, err);
     if (status != VC_OK || !add_generation)
         return status;
-    if (!node_tok_ids_push(&c->out, c->form.start))
+    if (!node_tok_ids_push(&c->out, c->tok->chat.start))
         return vc_err_set(err, VC_ERR_NOMEM, "out of memory while encoding a chat");
     return node_tok_encode_plain(c->tok, c->scratch, "assistant\n", 10, &c->out, err);
 }
 
-vc_status_t node_chat_encode(const node_tokenizer_t *tok, const node_gguf_t *gguf, const node_chat_msg_t *msgs,
-                             uint32_t n_msgs, bool add_generation, uint32_t **ids_p, uint32_t *n_p, vc_err_t *err)
+vc_status_t node_chat_encode(const node_tokenizer_t *tok, const node_chat_msg_t *msgs, uint32_t n_msgs,
+                             bool add_generation, uint32_t **ids_p, uint32_t *n_p, vc_err_t *err)
 {
     chat_t c = {.tok = tok};
     size_t total = 0;
@@ -164,9 +173,9 @@ vc_status_t node_chat_encode(const node_tokenizer_t *tok, const node_gguf_t *ggu
         if (!vc_size_add(total, msgs[i].bytes, &total) || total > NODE_TOK_TEXT_MAX)
             return vc_err_set(err, VC_ERR_RANGE, "the chat is longer than %zu bytes", NODE_TOK_TEXT_MAX);
     }
-    vc_status_t status = recognise(tok, gguf, &c.form, err);
-    if (status != VC_OK)
-        return status;
+    if (tok->chat.status != VC_OK)
+        return vc_err_set(err, tok->chat.status, "%s", tok->chat.err.msg);
+    vc_status_t status = VC_OK;
     c.scratch = node_bpe_scratch_create();
     c.out.ids = vc_calloc(16, sizeof(*c.out.ids));
     c.out.cap = 16;

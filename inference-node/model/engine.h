@@ -50,9 +50,9 @@ bool node_isa_available(node_isa_t isa);
 const char *node_isa_name(node_isa_t isa);
 bool node_isa_parse(const char *name, node_isa_t *isa_p); /* false: no such name */
 
-/* gguf must outlive the engine. tok: for the tokenizer digest; NULL gives a zero digest (tests on models without
- * vocabulary). Weights of types Q4_0, Q4_1, Q8_0, F16, F32; half-split RoPE rows are un-permuted at load where the file
- * interleaves them (arch llama). */
+/* gguf is read here only and need not outlive the engine. tok: for the tokenizer digest; NULL gives a zero digest
+ * (tests on models without vocabulary). Weights of types Q4_0, Q4_1, Q8_0, F16, F32; half-split RoPE rows are
+ * un-permuted at load where the file interleaves them (arch llama). */
 vc_status_t node_engine_create(node_gguf_t *gguf, const node_tokenizer_t *tok, const node_engine_opts_t *opts,
                                node_engine_t **eng_p, vc_err_t *err);
 void node_engine_destroy(node_engine_t *eng);

@@ -40,10 +40,8 @@ const node_row_block_t *node_block_of(const node_pass_t *pass, uint32_t row)
 
 void node_embed(const node_pass_t *pass, uint32_t row, float *x)
 {
-    const node_gguf_tensor_t *t = pass->eng->w.embedding;
-    uint32_t n = pass->eng->info.d_model;
-    size_t bytes = node_matrix_row_bytes(t->type, n);
-    node_matrix_unpack_row(t->type, (const uint8_t *)t->data + pass->rows[row].token * bytes, n, x);
+    const node_embedding_t *e = &pass->eng->w.embedding;
+    node_matrix_unpack_row(e->type, e->rows + pass->rows[row].token * e->row_bytes, pass->eng->info.d_model, x);
 }
 
 void node_rope_row(node_pass_t *pass, uint32_t row)

@@ -1,7 +1,8 @@
 /*
  * GGUF: opening, closing and the answers. Owns the mapping; every pointer handed out points into it or into tables that
  * live as long as the handle. Immutable after open, so threads need no lock but for the digest, which is computed late.
- * Does not survive a file that is cut short while it is mapped (SIGBUS): model files are replaced by rename.
+ * Does not survive a file that is cut short while it is mapped (SIGBUS): so a mapping lives while a model is loaded and
+ * no longer, and model files are replaced by rename.
  */
 #include "model/gguf.h"
 

@@ -83,9 +83,10 @@ static vc_status_t load(node_tokenizer_t *tok, const node_gguf_t *gguf, vc_err_t
         status = node_vocab_load_merges(tok, gguf, err);
     if (status == VC_OK)
         status = node_vocab_digest(tok, gguf, pre, err);
-    if (status == VC_OK)
-        find_ends(tok, gguf);
-    return status;
+    if (status != VC_OK)
+        return status;
+    find_ends(tok, gguf);
+    return node_chat_load(tok, gguf, err);
 }
 
 vc_status_t node_tokenizer_create(const node_gguf_t *gguf, node_tokenizer_t **tok_p, vc_err_t *err)
@@ -106,6 +107,7 @@ void node_tokenizer_destroy(node_tokenizer_t *tok)
     if (tok == NULL)
         return;
     node_pretok_free(tok->regex);
+    node_chat_free(tok);
     node_vocab_free(tok);
     vc_free(tok);
 }

@@ -14,7 +14,7 @@
 typedef struct node_tokenizer node_tokenizer_t;
 
 /* UNSUPPORTED names a tokenizer model or pre-tokenizer that we do not have. Supported pre: smollm, gpt-2 (default),
- * llama-bpe, qwen2. */
+ * llama-bpe, qwen2. gguf is read here only and need not outlive the tokenizer. */
 vc_status_t node_tokenizer_create(const node_gguf_t *gguf, node_tokenizer_t **tok_p, vc_err_t *err);
 void node_tokenizer_destroy(node_tokenizer_t *tok);
 
@@ -43,7 +43,7 @@ typedef struct node_chat_msg {
 } node_chat_msg_t;
 /* User text is never parsed for special tokens, so it cannot forge a turn. add_generation: ends with the start of an
  * assistant turn. */
-vc_status_t node_chat_encode(const node_tokenizer_t *tok, const node_gguf_t *gguf, const node_chat_msg_t *msgs,
-                             uint32_t n_msgs, bool add_generation, uint32_t **ids_p, uint32_t *n_p, vc_err_t *err);
+vc_status_t node_chat_encode(const node_tokenizer_t *tok, const node_chat_msg_t *msgs, uint32_t n_msgs,
+                             bool add_generation, uint32_t **ids_p, uint32_t *n_p, vc_err_t *err);
 
 #endif

@@ -35,6 +35,15 @@ typedef struct tok_merges {
     size_t mask;
 } tok_merges_t;
 
+/* The chat template, recognised at create (chat.c). */
+typedef struct tok_chat {
+    vc_status_t status; /* not VC_OK: the model has none that we know, err says why */
+    vc_err_t err;
+    uint32_t start, end;  /* ids of the markers */
+    char *default_system; /* default_bytes long; NULL: the template has no system turn of its own */
+    size_t default_bytes;
+} tok_chat_t;
+
 struct node_tokenizer {
     uint32_t n_vocab;
     tok_piece_t *pieces;
@@ -52,7 +61,12 @@ struct node_tokenizer {
     uint32_t ends[8];
     uint32_t n_ends;
     vc_digest_t digest;
+    tok_chat_t chat;
 };
+
+/* chat.c. NOMEM only. */
+vc_status_t node_chat_load(node_tokenizer_t *tok, const node_gguf_t *gguf, vc_err_t *err);
+void node_chat_free(node_tokenizer_t *tok);
 
 /* Growing list of ids. */
 typedef struct tok_ids {

@@ -345,7 +345,12 @@ static vc_status_t load_embedding(load_t *ld)
     vc_status_t st = check_matrix(ld, t, w->d_model, w->n_vocab);
     if (st != VC_OK)
         return st;
-    w->embedding = t;
+    w->embedding.type = t->type;
+    w->embedding.row_bytes = node_matrix_row_bytes(t->type, w->d_model);
+    w->embedding.rows = vc_alloc_aligned(64, (size_t)t->bytes);
+    if (w->embedding.rows == NULL)
+        return vc_err_set(ld->err, VC_ERR_NOMEM, "no memory for tensor %s", ld->name);
+    memcpy(w->embedding.rows, t->data, (size_t)t->bytes);
     if (node_gguf_tensor(ld->gguf, "output.weight") == NULL) /* tied */
         return pack_tensor(ld, t, w->d_model, w->n_vocab, false, &w->logits);
     w->bytes += t->bytes;
@@ -414,6 +419,7 @@ void node_weights_free(node_weights_t *w)
     }
     vc_free(w->layers);
     vc_free(w->out_norm);
+    vc_free(w->embedding.rows);
     vc_free(w->rope_divisors);
     vc_free((void *)w->logits.bias);
     node_huge_pool_free(&w->pool);

@@ -1,6 +1,6 @@
 /*
  * The weights of a model: every tensor validated against the metadata, matrices repacked for the kernels (so the file
- * is read once, at load), vectors copied. Immutable after load.
+ * is read once, at load), vectors and the embedding copied: nothing here refers to the file. Immutable after load.
  */
 #ifndef NODE_WEIGHTS_H
 #define NODE_WEIGHTS_H
@@ -15,6 +15,14 @@ typedef struct node_layer {
     node_matrix_t q, k, v, o, gate, up, down;
 } node_layer_t;
 
+/* Rows of the token embedding as the file has them, one token each: a copy, because a panel of 16 rows that would have
+ * to be unpacked for each token costs more than the memory (a tied model has them repacked for the logits as well). */
+typedef struct node_embedding {
+    uint32_t type;
+    size_t row_bytes;
+    uint8_t *rows;
+} node_embedding_t;
+
 typedef struct node_weights {
     char arch[32];
     uint32_t n_layer, n_head, n_kv_head, head_dim, d_model, d_ffn, n_vocab, context;
@@ -25,8 +33,8 @@ typedef struct node_weights {
     float *out_norm;
     node_huge_pool_t pool; /* of all matrices */
     node_matrix_t logits;
-    const node_gguf_tensor_t *embedding; /* rows stay in the mapped file */
-    uint64_t bytes;                      /* of the file's tensors in use */
+    node_embedding_t embedding;
+    uint64_t bytes; /* of the file's tensors in use */
 } node_weights_t;
 
 /* UNSUPPORTED: an architecture, tensor type or shape that the kernels do not have; INVALID: the file contradicts

@@ -54,8 +54,8 @@ vc_status_t node_prompt_read_file(const char *path, size_t max_bytes, char **tex
     return status;
 }
 
-vc_status_t node_prompt_encode(const node_gguf_t *gguf, const node_tokenizer_t *tok, const node_prompt_t *prompt,
-                               bool open_ended, uint32_t **ids_p, uint32_t *n_p, vc_err_t *err)
+vc_status_t node_prompt_encode(const node_tokenizer_t *tok, const node_prompt_t *prompt, bool open_ended,
+                               uint32_t **ids_p, uint32_t *n_p, vc_err_t *err)
 {
     if (prompt->raw)
         return node_tokenizer_encode(tok, prompt->text, prompt->bytes, true, ids_p, n_p, err);
@@ -64,7 +64,7 @@ vc_status_t node_prompt_encode(const node_gguf_t *gguf, const node_tokenizer_t *
     if (prompt->system != NULL && prompt->system[0] != '\0')
         msgs[n++] = (node_chat_msg_t){"system", prompt->system, strlen(prompt->system)};
     msgs[n++] = (node_chat_msg_t){"user", prompt->text, prompt->bytes};
-    vc_status_t status = node_chat_encode(tok, gguf, msgs, n, !open_ended, ids_p, n_p, err);
+    vc_status_t status = node_chat_encode(tok, msgs, n, !open_ended, ids_p, n_p, err);
     if (status != VC_OK || !open_ended)
         return status;
     uint32_t len = *n_p; /* cut at the special token that closes the turn, and what follows it */

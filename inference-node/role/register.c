@@ -68,7 +68,7 @@ static vc_status_t encode_document(const register_opts_t *o, node_t *node, const
                                    uint32_t **ids_p, uint32_t *n_p, vc_err_t *err)
 {
     const node_prompt_t prompt = {o->system, text, bytes, o->raw};
-    vc_status_t status = node_prompt_encode(node->gguf, node->tok, &prompt, true, ids_p, n_p, err);
+    vc_status_t status = node_prompt_encode(node->tok, &prompt, true, ids_p, n_p, err);
     if (status != VC_OK)
         return status;
     if (o->limit_tokens != 0)

@@ -61,7 +61,7 @@ static vc_status_t encode_prompt(solo_t *s, vc_err_t *err)
         prompt.text = text;
     }
     if (st == VC_OK)
-        st = node_prompt_encode(s->node->gguf, s->node->tok, &prompt, false, &s->prompt, &s->n_prompt, err);
+        st = node_prompt_encode(s->node->tok, &prompt, false, &s->prompt, &s->n_prompt, err);
     vc_free(text);
     return st;
 }

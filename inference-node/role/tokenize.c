@@ -122,14 +122,14 @@ static vc_status_t print_json(const node_tokenizer_t *tok, const uint32_t *ids, 
     return good ? VC_OK : vc_err_set(err, VC_ERR_IO, "cannot write the result");
 }
 
-static vc_status_t encode(const options_t *o, const node_gguf_t *gguf, const node_tokenizer_t *tok, const text_t *text,
-                          uint32_t **ids_p, uint32_t *n_p, vc_err_t *err)
+static vc_status_t encode(const options_t *o, const node_tokenizer_t *tok, const text_t *text, uint32_t **ids_p,
+                          uint32_t *n_p, vc_err_t *err)
 {
     if (!o->chat)
         return node_tokenizer_encode(tok, text->data, text->bytes, o->special, ids_p, n_p, err);
     const node_chat_msg_t msgs[] = {{"system", o->system, strlen(o->system)}, {"user", text->data, text->bytes}};
     const uint32_t skip = o->system[0] == '\0';
-    return node_chat_encode(tok, gguf, msgs + skip, 2 - skip, true, ids_p, n_p, err);
+    return node_chat_encode(tok, msgs + skip, 2 - skip, true, ids_p, n_p, err);
 }
 
 static vc_status_t run(const options_t *o, const vc_config_t *config, vc_err_t *err)
@@ -145,10 +145,11 @@ static vc_status_t run(const options_t *o, const vc_config_t *config, vc_err_t *
         status = node_gguf_open(o->model, &gguf, err);
     if (status == VC_OK)
         status = node_tokenizer_create(gguf, &tok, err);
+    node_gguf_close(gguf); /* the text may take its time to come */
     if (status == VC_OK)
         status = read_text(o, config, &text, err);
     if (status == VC_OK)
-        status = encode(o, gguf, tok, &text, &ids, &n, err);
+        status = encode(o, tok, &text, &ids, &n, err);
     if (status == VC_OK && o->json)
         status = print_json(tok, ids, n, err);
     else if (status == VC_OK)
@@ -158,7 +159,6 @@ static vc_status_t run(const options_t *o, const vc_config_t *config, vc_err_t *
     vc_free(ids);
     vc_free(text.data);
     node_tokenizer_destroy(tok);
-    node_gguf_close(gguf);
     return status;
 }
 

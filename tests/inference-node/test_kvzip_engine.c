@@ -40,7 +40,7 @@ static void open_model(model_t *t, uint32_t context, uint32_t max_rows)
     cr_assert_eq(node_gguf_open_memory(t->image.data, t->image.bytes, &t->gguf, &err), VC_OK, "%s", err.msg);
     cr_assert_eq(node_tokenizer_create(t->gguf, &t->tok, &err), VC_OK, "%s", err.msg);
     cr_assert_eq(node_engine_create(t->gguf, t->tok, &eopts, &t->engine, &err), VC_OK, "%s", err.msg);
-    cr_assert_eq(node_replay_ids_init(&t->ids, t->gguf, t->tok, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(node_replay_ids_init(&t->ids, t->tok, &err), VC_OK, "%s", err.msg);
     t->m = node_engine_info(t->engine);
     t->replay = node_replay_of(&t->ids, t->engine);
     for (uint32_t i = 0; i < N_BLOCKS * NODE_TILE; i++)
