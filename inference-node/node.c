@@ -103,6 +103,12 @@ void node_close(node_t *node)
     vc_free(node);
 }
 
+uint32_t node_context(const node_t *node, uint64_t asked)
+{
+    const uint32_t own = node_engine_info(node->engine)->context;
+    return asked > 0 && asked < own ? (uint32_t)asked : own;
+}
+
 uint32_t node_end_tokens(const node_tokenizer_t *tok, uint32_t *ids, uint32_t cap)
 {
     uint32_t n = 0, n_vocab = node_tokenizer_n_vocab(tok);

@@ -43,6 +43,8 @@ void node_opts_default(node_opts_t *opts);
 
 vc_status_t node_open(const node_opts_t *opts, node_t **node_p, vc_err_t *err);
 void node_close(node_t *node);
+/* Tokens of a context: the model's, or less where less was asked for (not 0). */
+uint32_t node_context(const node_t *node, uint64_t asked);
 /* Ids that end a generation, ascending; at most cap. */
 uint32_t node_end_tokens(const node_tokenizer_t *tok, uint32_t *ids, uint32_t cap);
 /*

@@ -14,7 +14,7 @@ static vc_status_t make_suffix(node_replay_ids_t *ids, const node_tokenizer_t *t
 {
     const node_chat_msg_t turn = {"user", "x", 1};
     uint32_t *all, n;
-    vc_status_t status = node_chat_encode(tok, &turn, 1, true, &all, &n, err);
+    vc_status_t status = node_chat_encode(tok, &turn, 1, true, UINT32_MAX, &all, &n, err);
     if (status == VC_ERR_UNSUPPORTED)
         return VC_OK;
     if (status != VC_OK)

@@ -162,7 +162,7 @@ static vc_status_t encode_turns(chat_t *c, const node_chat_msg_t *msgs, uint32_t
 }
 
 vc_status_t node_chat_encode(const node_tokenizer_t *tok, const node_chat_msg_t *msgs, uint32_t n_msgs,
-                             bool add_generation, uint32_t **ids_p, uint32_t *n_p, vc_err_t *err)
+                             bool add_generation, uint32_t most, uint32_t **ids_p, uint32_t *n_p, vc_err_t *err)
 {
     chat_t c = {.tok = tok};
     size_t total = 0;
@@ -179,10 +179,13 @@ vc_status_t node_chat_encode(const node_tokenizer_t *tok, const node_chat_msg_t 
     c.scratch = node_bpe_scratch_create();
     c.out.ids = vc_calloc(16, sizeof(*c.out.ids));
     c.out.cap = 16;
+    c.out.most = most;
     if (c.scratch == NULL || c.out.ids == NULL)
         status = vc_err_set(err, VC_ERR_NOMEM, "out of memory for an encoder");
     if (status == VC_OK)
         status = encode_turns(&c, msgs, n_msgs, add_generation, err);
+    if (status == VC_OK)
+        status = node_tok_ids_check(&c.out, err);
     node_bpe_scratch_destroy(c.scratch);
     if (status != VC_OK) {
         vc_free(c.out.ids);

@@ -146,10 +146,36 @@ typedef struct {
     tok_ids_t *out;
 } emit_t;
 
+/* A word whose bytes alone need more tokens than there is room for is not merged at all: it may be all of a text. Bytes
+ * that the vocabulary cannot spell give none. */
+static bool too_long(const node_tokenizer_t *tok, const char *word, size_t len, const tok_ids_t *out)
+{
+    const size_t room = out->n < out->most ? out->most - out->n : 0;
+    if (len / tok->longest <= room)
+        return false;
+    size_t spelled = 0;
+    for (size_t i = 0; i < len; i++)
+        spelled += tok->byte_ids[(unsigned char)word[i]] != NODE_TOK_NONE;
+    return spelled / tok->longest > room;
+}
+
 static vc_status_t emit_word(void *arg, const char *word, size_t len)
 {
     const emit_t *e = arg;
-    return node_bpe_encode(e->tok, e->scratch, word, len, e->out);
+    if (too_long(e->tok, word, len, e->out))
+        return VC_ERR_RANGE;
+    vc_status_t status = node_bpe_encode(e->tok, e->scratch, word, len, e->out);
+    return status == VC_OK && e->out->n > e->out->most ? VC_ERR_RANGE : status;
+}
+
+static vc_status_t too_many(const tok_ids_t *out, vc_err_t *err)
+{
+    return vc_err_set(err, VC_ERR_RANGE, "the text has more than %zu tokens", out->most);
+}
+
+vc_status_t node_tok_ids_check(const tok_ids_t *out, vc_err_t *err)
+{
+    return out->n > out->most ? too_many(out, err) : VC_OK;
 }
 
 vc_status_t node_tok_encode_plain(const node_tokenizer_t *tok, bpe_scratch_t *scratch, const char *text, size_t bytes,
@@ -157,6 +183,8 @@ vc_status_t node_tok_encode_plain(const node_tokenizer_t *tok, bpe_scratch_t *sc
 {
     emit_t e = {tok, scratch, out};
     vc_status_t status = node_pretok_split(tok, text, bytes, emit_word, &e, err);
+    if (status == VC_ERR_RANGE)
+        return too_many(out, err);
     return status == VC_ERR_NOMEM ? vc_err_set(err, status, "out of memory while encoding %zu bytes", bytes) : status;
 }
 
@@ -196,10 +224,16 @@ static vc_status_t encode_with_specials(const node_tokenizer_t *tok, bpe_scratch
 vc_status_t node_tokenizer_encode(const node_tokenizer_t *tok, const char *text, size_t bytes, bool parse_special,
                                   uint32_t **ids_p, uint32_t *n_p, vc_err_t *err)
 {
+    return node_tokenizer_encode_most(tok, text, bytes, parse_special, UINT32_MAX, ids_p, n_p, err);
+}
+
+vc_status_t node_tokenizer_encode_most(const node_tokenizer_t *tok, const char *text, size_t bytes, bool parse_special,
+                                       uint32_t most, uint32_t **ids_p, uint32_t *n_p, vc_err_t *err)
+{
     if (bytes > NODE_TOK_TEXT_MAX)
         return vc_err_set(err, VC_ERR_RANGE, "a text of %zu bytes is longer than %zu", bytes, NODE_TOK_TEXT_MAX);
     bpe_scratch_t *scratch = node_bpe_scratch_create();
-    tok_ids_t out = {0};
+    tok_ids_t out = {.most = most};
     /* A first block even for no tokens, so that *ids_p is never NULL. */
     if (scratch == NULL || (out.ids = vc_calloc(16, sizeof(*out.ids))) == NULL) {
         node_bpe_scratch_destroy(scratch);
@@ -208,6 +242,8 @@ vc_status_t node_tokenizer_encode(const node_tokenizer_t *tok, const char *text,
     out.cap = 16;
     vc_status_t status = parse_special ? encode_with_specials(tok, scratch, text, bytes, &out, err)
                                        : node_tok_encode_plain(tok, scratch, text, bytes, &out, err);
+    if (status == VC_OK)
+        status = node_tok_ids_check(&out, err);
     node_bpe_scratch_destroy(scratch);
     if (status != VC_OK) {
         vc_free(out.ids);

@@ -29,6 +29,9 @@ void node_tokenizer_digest(const node_tokenizer_t *tok, vc_digest_t *digest_p);
  * BOS is added. */
 vc_status_t node_tokenizer_encode(const node_tokenizer_t *tok, const char *text, size_t bytes, bool parse_special,
                                   uint32_t **ids_p, uint32_t *n_p, vc_err_t *err);
+/* The same for at most so many tokens: RANGE as soon as it is certain that there are more, however long the text is. */
+vc_status_t node_tokenizer_encode_most(const node_tokenizer_t *tok, const char *text, size_t bytes, bool parse_special,
+                                       uint32_t most, uint32_t **ids_p, uint32_t *n_p, vc_err_t *err);
 /* Bytes of one token (may be part of a UTF-8 sequence). Special tokens give their text. *len_p 0 for an id out of
  * range. */
 const char *node_tokenizer_piece(const node_tokenizer_t *tok, uint32_t id, size_t *len_p);
@@ -42,8 +45,8 @@ typedef struct node_chat_msg {
     size_t bytes;
 } node_chat_msg_t;
 /* User text is never parsed for special tokens, so it cannot forge a turn. add_generation: ends with the start of an
- * assistant turn. */
+ * assistant turn. RANGE as soon as there are certainly more than `most` tokens. */
 vc_status_t node_chat_encode(const node_tokenizer_t *tok, const node_chat_msg_t *msgs, uint32_t n_msgs,
-                             bool add_generation, uint32_t **ids_p, uint32_t *n_p, vc_err_t *err);
+                             bool add_generation, uint32_t most, uint32_t **ids_p, uint32_t *n_p, vc_err_t *err);
 
 #endif

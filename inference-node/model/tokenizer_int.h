@@ -49,6 +49,7 @@ struct node_tokenizer {
     tok_piece_t *pieces;
     char *pool;
     uint32_t byte_ids[256]; /* NODE_TOK_NONE: the vocabulary lacks this byte */
+    uint32_t longest;       /* bytes of the longest token that is not special, at least 1 */
     tok_words_t words;      /* bytes to id, without the special tokens */
     tok_merges_t merges;
     uint32_t *specials; /* sorted by first byte, then longest first */
@@ -68,10 +69,10 @@ struct node_tokenizer {
 vc_status_t node_chat_load(node_tokenizer_t *tok, const node_gguf_t *gguf, vc_err_t *err);
 void node_chat_free(node_tokenizer_t *tok);
 
-/* Growing list of ids. */
+/* Growing list of ids. Encoding ends with RANGE once more than `most` are certain. */
 typedef struct tok_ids {
     uint32_t *ids;
-    size_t n, cap;
+    size_t n, cap, most;
 } tok_ids_t;
 bool node_tok_ids_push(tok_ids_t *list, uint32_t id); /* false: out of memory */
 
@@ -95,8 +96,10 @@ typedef vc_status_t (*node_pretok_emit_fn)(void *arg, const char *word, size_t l
 vc_status_t node_pretok_split(const node_tokenizer_t *tok, const char *text, size_t bytes, node_pretok_emit_fn emit,
                               void *arg, vc_err_t *err);
 
-/* Text without special tokens, appended to out. */
+/* Text without special tokens, appended to out. RANGE: beyond out->most. */
 vc_status_t node_tok_encode_plain(const node_tokenizer_t *tok, bpe_scratch_t *scratch, const char *text, size_t bytes,
                                   tok_ids_t *out, vc_err_t *err);
+/* RANGE with a sentence when out holds more than it may. */
+vc_status_t node_tok_ids_check(const tok_ids_t *out, vc_err_t *err);
 
 #endif

@@ -150,10 +150,12 @@ static void load_pieces(node_tokenizer_t *tok, const node_gguf_t *gguf)
 /* Of two tokens with the same bytes the first one counts. */
 static void index_words(node_tokenizer_t *tok)
 {
+    tok->longest = 1;
     for (uint32_t id = 0; id < tok->n_vocab; id++) {
         const tok_piece_t *p = &tok->pieces[id];
         if (p->special || p->len == 0)
             continue;
+        tok->longest = VC_MAX(tok->longest, p->len);
         const size_t slot = word_slot(tok, tok->pool + p->offset, p->len);
         if (tok->words.slots[slot] == NODE_TOK_NONE)
             tok->words.slots[slot] = id;

@@ -168,7 +168,8 @@ static vc_status_t add(batch_run_t *r, item_t *it, vc_err_t *err)
     const char *const *stops = (const char *const *)j->stops;
     uint32_t *ids = NULL, ends[MAX_END_TOKENS];
     const node_prompt_t prompt = {.system = j->system, .text = j->prompt, .bytes = strlen(j->prompt), .raw = j->raw};
-    vc_status_t st = node_prompt_encode(r->node->tok, &prompt, false, &ids, &it->n_prompt, err);
+    vc_status_t st = node_prompt_encode(r->node->tok, &prompt, false, node_context(r->node, r->cmd->context), &ids,
+                                        &it->n_prompt, err);
     if (st == VC_OK)
         st = node_text_create(r->node->tok, stops, j->n_stops, &it->text, err);
     if (st == VC_OK) {

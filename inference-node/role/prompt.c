@@ -54,17 +54,17 @@ vc_status_t node_prompt_read_file(const char *path, size_t max_bytes, char **tex
     return status;
 }
 
-vc_status_t node_prompt_encode(const node_tokenizer_t *tok, const node_prompt_t *prompt, bool open_ended,
-                               uint32_t **ids_p, uint32_t *n_p, vc_err_t *err)
+static vc_status_t encode(const node_tokenizer_t *tok, const node_prompt_t *prompt, bool open_ended, uint32_t most,
+                          uint32_t **ids_p, uint32_t *n_p, vc_err_t *err)
 {
     if (prompt->raw)
-        return node_tokenizer_encode(tok, prompt->text, prompt->bytes, true, ids_p, n_p, err);
+        return node_tokenizer_encode_most(tok, prompt->text, prompt->bytes, true, most, ids_p, n_p, err);
     node_chat_msg_t msgs[2];
     uint32_t n = 0;
     if (prompt->system != NULL && prompt->system[0] != '\0')
         msgs[n++] = (node_chat_msg_t){"system", prompt->system, strlen(prompt->system)};
     msgs[n++] = (node_chat_msg_t){"user", prompt->text, prompt->bytes};
-    vc_status_t status = node_chat_encode(tok, msgs, n, !open_ended, ids_p, n_p, err);
+    vc_status_t status = node_chat_encode(tok, msgs, n, !open_ended, most, ids_p, n_p, err);
     if (status != VC_OK || !open_ended)
         return status;
     uint32_t len = *n_p; /* cut at the special token that closes the turn, and what follows it */
@@ -72,4 +72,16 @@ vc_status_t node_prompt_encode(const node_tokenizer_t *tok, const node_prompt_t 
         len--;
     *n_p = len > 0 ? len - 1 : 0;
     return VC_OK;
+}
+
+vc_status_t node_prompt_encode(const node_tokenizer_t *tok, const node_prompt_t *prompt, bool open_ended,
+                               uint32_t context, uint32_t **ids_p, uint32_t *n_p, vc_err_t *err)
+{
+    vc_err_t why = {0};
+    const uint32_t most = context > 0 ? context - 1 : UINT32_MAX;
+    vc_status_t status = encode(tok, prompt, open_ended, most, ids_p, n_p, &why);
+    if (status == VC_ERR_RANGE && context > 0)
+        return vc_err_set(err, status, "the prompt has more than %u tokens, which leaves no room in a context of %u",
+                          most, context);
+    return status == VC_OK ? status : vc_err_set(err, status, "%s", why.msg);
 }

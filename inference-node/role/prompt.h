@@ -19,9 +19,10 @@ vc_status_t node_prompt_read_file(const char *path, size_t max_bytes, char **tex
 
 /*
  * Tokens of a prompt. open_ended: without the end of the user turn, so that they are a prefix of every prompt whose
- * user text begins with this text (up to a token that spans the join). *ids_p is freed with vc_free.
+ * user text begins with this text (up to a token that spans the join). context: not 0, RANGE as soon as it is certain
+ * that a context of so many tokens has no room behind the prompt. *ids_p is freed with vc_free.
  */
 vc_status_t node_prompt_encode(const node_tokenizer_t *tok, const node_prompt_t *prompt, bool open_ended,
-                               uint32_t **ids_p, uint32_t *n_p, vc_err_t *err);
+                               uint32_t context, uint32_t **ids_p, uint32_t *n_p, vc_err_t *err);
 
 #endif

@@ -35,7 +35,7 @@ static void fill_table(register_opts_t *o, vc_opt_t *table)
          "compressed copies to store, several separated by ';'"},
         NODE_OPT_CALIBRATION(o->calibration),
         {"prompt-file", VC_OPT_STRING, &o->prompt_file, NULL, 0, 0, NULL, "document ('-': standard input)"},
-        {"system", VC_OPT_STRING, &o->system, NULL, 0, 0, NULL, "system turn in front of it"},
+        {"system", VC_OPT_TEXT, &o->system, NULL, 0, 0, NULL, "system turn in front of it"},
         {"raw", VC_OPT_BOOL, &o->raw, "false", 0, 0, NULL, "no chat template"},
         {"limit-tokens", VC_OPT_U64, &o->limit_tokens, "0", 0, 1u << 30, NULL, "use the first N tokens (0: all)"},
         NODE_OPT_THREADS(o->threads),
@@ -68,7 +68,7 @@ static vc_status_t encode_document(const register_opts_t *o, node_t *node, const
                                    uint32_t **ids_p, uint32_t *n_p, vc_err_t *err)
 {
     const node_prompt_t prompt = {o->system, text, bytes, o->raw};
-    vc_status_t status = node_prompt_encode(node->tok, &prompt, true, ids_p, n_p, err);
+    vc_status_t status = node_prompt_encode(node->tok, &prompt, true, 0, ids_p, n_p, err);
     if (status != VC_OK)
         return status;
     if (o->limit_tokens != 0)

@@ -80,7 +80,8 @@ static vc_status_t read_prompt(node_remote_t *r, vc_err_t *err)
     } else {
         prompt.bytes = strlen(o->prompt);
     }
-    vc_status_t status = node_prompt_encode(r->node->tok, &prompt, false, &r->tokens, &r->n_prompt, err);
+    vc_status_t status = node_prompt_encode(r->node->tok, &prompt, false, node_context(r->node, o->context), &r->tokens,
+                                            &r->n_prompt, err);
     vc_free(file_text);
     if (status != VC_OK)
         return status;

@@ -61,7 +61,8 @@ static vc_status_t encode_prompt(solo_t *s, vc_err_t *err)
         prompt.text = text;
     }
     if (st == VC_OK)
-        st = node_prompt_encode(s->node->tok, &prompt, false, &s->prompt, &s->n_prompt, err);
+        st = node_prompt_encode(s->node->tok, &prompt, false, node_context(s->node, o->context), &s->prompt,
+                                &s->n_prompt, err);
     vc_free(text);
     return st;
 }
@@ -105,9 +106,7 @@ static vc_status_t make_verifier(solo_t *s, vc_err_t *err)
 static vc_status_t make_slow(solo_t *s, vc_err_t *err)
 {
     const node_generate_opts_t *o = s->opts;
-    const node_model_info_t *info = node_engine_info(s->node->engine);
-    uint64_t context = o->context && o->context < info->context ? o->context : info->context;
-    uint64_t most = VC_MIN(context, s->n_prompt + o->max_tokens + max_draft(o));
+    uint64_t most = VC_MIN((uint64_t)node_context(s->node, o->context), s->n_prompt + o->max_tokens + max_draft(o));
     node_slow_opts_t so = {.dir = o->kv_dir,
                            .ram_bytes = o->kv_ram,
                            .max_tokens = (uint32_t)most,

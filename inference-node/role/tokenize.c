@@ -129,7 +129,7 @@ static vc_status_t encode(const options_t *o, const node_tokenizer_t *tok, const
         return node_tokenizer_encode(tok, text->data, text->bytes, o->special, ids_p, n_p, err);
     const node_chat_msg_t msgs[] = {{"system", o->system, strlen(o->system)}, {"user", text->data, text->bytes}};
     const uint32_t skip = o->system[0] == '\0';
-    return node_chat_encode(tok, msgs + skip, 2 - skip, true, ids_p, n_p, err);
+    return node_chat_encode(tok, msgs + skip, 2 - skip, true, UINT32_MAX, ids_p, n_p, err);
 }
 
 static vc_status_t run(const options_t *o, const vc_config_t *config, vc_err_t *err)
@@ -173,7 +173,7 @@ int node_cmd_tokenize(int argc, char **argv)
          .value = &o.special,
          .help = "read <|im_start|> and the like as one token"},
         {.name = "chat", .type = VC_OPT_BOOL, .value = &o.chat, .help = "the text as a user turn of the chat template"},
-        {.name = "system", .type = VC_OPT_STRING, .value = &o.system, .help = "system turn for --chat"},
+        {.name = "system", .type = VC_OPT_TEXT, .value = &o.system, .help = "system turn for --chat"},
         {.name = "json", .type = VC_OPT_BOOL, .value = &o.json, .help = "one JSON object: n, ids, pieces"},
         {0},
     };

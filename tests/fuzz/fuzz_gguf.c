@@ -25,7 +25,7 @@ static void use_tokenizer(const node_gguf_t *g)
                 abort();
         vc_free(ids);
     }
-    if (node_chat_encode(tok, &msg, 1, true, &ids, &n, &err) == VC_OK)
+    if (node_chat_encode(tok, &msg, 1, true, 100, &ids, &n, &err) == VC_OK)
         vc_free(ids);
     node_tokenizer_destroy(tok);
 }

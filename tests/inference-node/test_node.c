@@ -24,7 +24,7 @@ static void ask(node_t *node, answer_t *a)
     node_kv_dims_t dims;
     node_kv_t kv;
     vc_err_t err = {0};
-    cr_assert_eq(node_prompt_encode(node->tok, &prompt, false, &a->ids, &a->n, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(node_prompt_encode(node->tok, &prompt, false, 0, &a->ids, &a->n, &err), VC_OK, "%s", err.msg);
     a->logits = vc_calloc(node_engine_info(node->engine)->n_vocab, sizeof *a->logits);
     node_engine_kv_dims(node->engine, &dims);
     cr_assert(a->logits != NULL && node_kv_init(&kv, &dims, NULL) == VC_OK);

@@ -142,7 +142,8 @@ static void reader_open(remote_cluster_t *c, reader_t *r)
     cr_assert_eq(node_cache_open(&co, node_engine_info(r->node->engine), &r->cache, &err), VC_OK, "%s", err.msg);
     cr_assert_eq(node_prompt_read_file(vt_tmpdir_path(&c->dir, "prompt.txt"), 1u << 20, &text, &bytes, &err), VC_OK);
     const node_prompt_t prompt = {NULL, text, bytes, false};
-    cr_assert_eq(node_prompt_encode(r->node->tok, &prompt, true, &r->tokens, &r->n_tokens, &err), VC_OK, "%s", err.msg);
+    cr_assert_eq(node_prompt_encode(r->node->tok, &prompt, true, 0, &r->tokens, &r->n_tokens, &err), VC_OK, "%s",
+                 err.msg);
     vc_free(text);
 }
 
