@@ -24,7 +24,9 @@ vc_status_t batch_link_open(node_batch_t *b, vc_err_t *err)
     b->tier = (node_slow_opts_t){.dir = o->kv_dir,
                                  .ram_bytes = o->kv_ram / o->max_running,
                                  .max_tokens = VC_MIN(tokens, context),
-                                 .pass_rows = b->max_rows};
+                                 .pass_rows = b->max_rows,
+                                 .share_option = "--max-running",
+                                 .n_shares = o->max_running};
     if (o->kv_ram == 0 || !node_slow_needed(&dims, &b->tier))
         return VC_OK;
     node_slow_pool_opts_t p = {.dir = o->kv_dir,

@@ -5,10 +5,12 @@
  */
 #include "kv/slow.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "kv/slow_int.h"
+#include "vc/config.h"
 #include "vc/crc32c.h"
 #include "vc/mem.h"
 
@@ -25,9 +27,15 @@ static uint32_t least_pages(const node_slow_opts_t *o) { return node_slow_blocks
 
 static vc_status_t too_little(const node_slow_opts_t *o, uint64_t need, vc_err_t *err)
 {
+    const uint64_t n = o->share_option != NULL ? o->n_shares : 1;
+    char share[80] = "";
+    if (o->share_option != NULL)
+        snprintf(share, sizeof share, "%s for each of %s %u", vc_bytes_text(o->ram_bytes).text, o->share_option,
+                 o->n_shares);
     return vc_err_set(err, VC_ERR_RANGE,
-                      "slow tier: %.1f MB of memory for full KV are too little for %u tokens, %.1f MB would do",
-                      (double)o->ram_bytes / 1e6, o->max_tokens, (double)need / 1e6 + 0.1);
+                      "--kv-ram %s is %s; %u tokens of prompt, answer and drafts need %s: --kv-ram %s would do",
+                      vc_bytes_text(o->ram_bytes * n).text, share[0] ? share : "too little", o->max_tokens,
+                      vc_bytes_text(need).text, vc_bytes_text_at_least(need * n).text);
 }
 
 static void set_pages(node_slow_t *s, uint64_t n, uint64_t pages, uint32_t own_slots)

@@ -79,6 +79,10 @@ typedef struct node_slow_opts {
     node_slow_io_mode_t io; /* not looked at in a pool, nor is delay_seed */
     uint64_t delay_seed;
     node_slow_pool_t *pool; /* outlives the session; NULL: buffers of its own */
+    /* For the sentence that ram_bytes are too little: they are one of n_shares shares of --kv-ram, as share_option
+     * says. NULL: they are all of it. */
+    const char *share_option;
+    uint32_t n_shares;
 } node_slow_opts_t;
 
 /* Whether max_tokens positions need more than ram_bytes. */

@@ -28,7 +28,7 @@ static int open_unnamed(const char *dir, int flags)
 
 static vc_status_t no_file(const char *dir, vc_err_t *err)
 {
-    return vc_err_set(err, vc_status_from_path_errno(errno), "slow tier: cannot make a file in %s: %s", dir,
+    return vc_err_set(err, vc_status_from_path_errno(errno), "cannot make a file for full KV in %s: %s", dir,
                       strerror(errno));
 }
 

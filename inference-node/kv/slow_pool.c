@@ -14,6 +14,7 @@
 
 #include "kernels/huge.h"
 #include "kv/slow_int.h"
+#include "vc/config.h"
 #include "vc/mem.h"
 
 #define CHUNK_BYTES (1u << 20)
@@ -115,10 +116,10 @@ vc_status_t node_slow_pool_create(const node_kv_dims_t *dims, const node_slow_po
     uint64_t least = node_slow_pool_least(dims, opts);
     if (opts->hold_bytes < least)
         return vc_err_set(err, VC_ERR_RANGE,
-                          "slow tier: %.1f MB of transient memory are too little for %u sessions that stream %u tokens "
-                          "in one pass, %.1f MB would do",
-                          (double)opts->hold_bytes / 1e6, opts->n_streams, opts->spilled_tokens,
-                          (double)least / 1e6 + 0.1);
+                          "--hold %s is too little for %u requests that stream %u tokens in one pass: --hold %s would "
+                          "do",
+                          vc_bytes_text(opts->hold_bytes).text, opts->n_streams, opts->spilled_tokens,
+                          vc_bytes_text_at_least(least).text);
     uint64_t n = opts->hold_bytes / buffer_bytes(dims, blocks);
     return node_slow_pool_make(dims, opts, blocks, (uint32_t)VC_MIN(n, (uint64_t)BUFFERS_MAX), pool_p, err);
 }

@@ -45,6 +45,7 @@ typedef struct draft {
     node_remote_t *r;
     char *names; /* copy of the list, cut into targets */
     const char *targets[VERIFIERS_MAX];
+    bool refused[VERIFIERS_MAX]; /* it never has room for this request */
     uint32_t n_targets, n_tries;
     node_verify_client_t *client;
     body_job_t job;
@@ -370,12 +371,27 @@ static void close_stream(draft_t *d)
         stop_drafting(d, &err);
 }
 
+static void note_loss(draft_t *d, uint32_t target, vc_status_t status, const vc_err_t *err)
+{
+    const char *name = d->targets[target];
+    const uint32_t committed = d->r->n_tokens - d->r->n_prompt;
+    const bool said_no = status == VC_ERR_BUSY || status == VC_ERR_NOSPACE;
+    d->refused[target] = status == VC_ERR_NOSPACE;
+    d->r->outcome.recoveries++;
+    node_outcome_note(&d->r->outcome, "verify node %.60s %s after %u tokens: %.100s", name,
+                      said_no ? "refused" : "lost", committed, err->msg);
+    vc_log_warn("draft", "verify node %s target=%s committed=%u reason=\"%s\"", said_no ? "refused" : "lost", name,
+                committed, err->msg);
+}
+
 static vc_status_t run_verifiers(draft_t *d, vc_err_t *err)
 {
     vc_status_t status = VC_ERR_UNREACHABLE;
     for (uint32_t i = 0; i < ROUNDS_OF_TRIES * d->n_targets; i++) {
-        const char *target = d->targets[i % d->n_targets];
-        status = open_stream(d, target, err);
+        const uint32_t target = i % d->n_targets;
+        if (d->refused[target])
+            continue;
+        status = open_stream(d, d->targets[target], err);
         if (i == 0)
             start_body(d);
         if (status == VC_OK)
@@ -383,11 +399,7 @@ static vc_status_t run_verifiers(draft_t *d, vc_err_t *err)
         close_stream(d);
         if (status == VC_OK || is_fatal(d, status))
             return status;
-        d->r->outcome.recoveries++;
-        node_outcome_note(&d->r->outcome, "verify node %.60s lost after %u tokens: %.100s", target,
-                          d->r->n_tokens - d->r->n_prompt, err->msg);
-        vc_log_warn("draft", "verify node lost target=%s committed=%u reason=\"%s\"", target,
-                    d->r->n_tokens - d->r->n_prompt, err->msg);
+        note_loss(d, target, status, err);
     }
     return status;
 }

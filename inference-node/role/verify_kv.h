@@ -14,11 +14,13 @@ typedef struct node_verify_kv {
     uint32_t block;
 } node_verify_kv_t;
 
-/* Takes memory for so many tokens. BUSY: too little is left, and there is no file to go on in. */
+/* Takes memory for so many tokens. Without a file to go on in: BUSY, too little is left; NOSPACE, there never is
+ * enough.
+ */
 vc_status_t node_verify_kv_reserve(node_verify_service_t *service, uint64_t tokens, node_verify_kv_t *kv,
                                    vc_err_t *err);
 /* Gives the verifier, which is empty still, its file where `tokens` positions need one; pass_rows: rows of its passes.
- * BUSY: a share is too little, or the disk is full; another verify node may do better. */
+ * NOSPACE: a share is too little; BUSY: the disk is full. Another verify node may do better. */
 vc_status_t node_verify_kv_attach(const node_verify_service_t *service, node_verifier_t *v, uint64_t tokens,
                                   uint32_t pass_rows, vc_err_t *err);
 /* The block's page, read back where it is in the file: stays until the next call. */

@@ -4,13 +4,13 @@
  */
 #include <fcntl.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include "kv/slow_int.h"
 #include "support/generation.h"
 #include "support/tmpdir.h"
+#include "vc/config.h"
 
 enum { N_LAYER = 6, N_TOKENS = 700, N_STEPS = 10, PASS_ROWS = 128, N_ALL = N_TOKENS + N_STEPS };
 
@@ -291,10 +291,11 @@ Test(slow, a_budget_that_is_too_small_names_one_that_works)
     node_kv_t kv;
     node_slow_opts_t o = opts_of(engine, 2);
     cr_assert_eq(open_slow(engine, &o, &kv, &err), VC_ERR_RANGE);
-    const char *number = strstr(err.msg, "tokens, ");
-    cr_assert(number != NULL, "%s", err.msg);
+    char number[32];
+    const char *advice = strstr(err.msg, ": --kv-ram ");
+    cr_assert(advice != NULL && sscanf(advice, ": --kv-ram %31s would do", number) == 1, "%s", err.msg);
     node_kv_fini(&kv);
-    o.ram_bytes = (uint64_t)(atof(number + 8) * 1e6);
+    cr_assert_eq(vc_parse_bytes(number, &o.ram_bytes), VC_OK, "%s", number);
     GEN_OK(open_slow(engine, &o, &kv, &gen_err));
     cr_assert_eq(node_slow_needed(&kv.dims, &o), true);
     o.ram_bytes = opts_of(engine, n_blocks(N_ALL)).ram_bytes;

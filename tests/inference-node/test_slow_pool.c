@@ -3,9 +3,9 @@
  * order the disk answers, every session has the bits of one in memory. What goes wrong: test_slow_pool_faults.
  */
 #include <pthread.h>
-#include <stdlib.h>
 
 #include "slow_pool_fixture.h"
+#include "vc/config.h"
 
 static uint32_t draw(uint64_t *state, uint32_t below)
 {
@@ -381,9 +381,11 @@ Test(slow_pool, what_does_not_fit_is_refused_by_name)
     node_slow_t *slow = NULL;
     node_slow_pool_opts_t o = pool_opts(5, 3);
     cr_assert_eq(node_slow_pool_create(&dims, &o, &pool, &err), VC_ERR_RANGE);
-    const char *number = strstr(err.msg, "one pass, ");
-    cr_assert(number && strstr(err.msg, "3 sessions"), "%s", err.msg);
-    o.hold_bytes = (uint64_t)(atof(number + 10) * 1e6);
+    char number[32];
+    const char *advice = strstr(err.msg, "one pass: --hold ");
+    cr_assert(advice && strstr(err.msg, "3 requests"), "%s", err.msg);
+    cr_assert_eq(sscanf(advice, "one pass: --hold %31s", number), 1);
+    cr_assert_eq(vc_parse_bytes(number, &o.hold_bytes), VC_OK, "%s", err.msg);
     cr_assert_geq(o.hold_bytes, node_slow_pool_least(&dims, &o));
     node_slow_pool_destroy(open_pool(&o));
     o.hold_bytes = node_slow_pool_least(&dims, &o);
@@ -399,7 +401,7 @@ Test(slow_pool, what_does_not_fit_is_refused_by_name)
     so = session_opts(pool);
     so.ram_bytes /= 3;
     cr_assert_eq(node_slow_create(&dims, &so, &slow, &err), VC_ERR_RANGE);
-    cr_assert(strstr(err.msg, "MB would do"), "%s", err.msg);
+    cr_assert(strstr(err.msg, "B would do"), "%s", err.msg);
     node_kv_dims_t other = dims;
     other.n_layer++;
     so = session_opts(pool);

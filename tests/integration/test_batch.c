@@ -187,6 +187,29 @@ Test(batch, stats_tell_no_rate_where_nothing_was_streamed)
     vt_tmpdir_remove(&dir);
 }
 
+Test(batch, a_prompt_beyond_the_context_is_refused_without_a_count_of_all_of_it)
+{
+    SETUP();
+    FILE *f = fopen(requests, "w");
+    cr_assert(f);
+    for (int line = 0; line < 2; line++) { /* words, and one word */
+        fprintf(f, "{\"raw\": true, \"prompt\": \"");
+        for (int i = 0; i < 60000; i++)
+            fputs(line == 0 ? "in " : "abc", f);
+        fprintf(f, "\"}\n");
+    }
+    cr_assert_eq(fclose(f), 0);
+    json_t *got[MAX_LINES];
+    char *out;
+    cr_assert_eq(run(got, (const char *const[]){"--context", "100", NULL}, &out), 65, "%s", out);
+    for (int i = 1; i <= 2; i++)
+        cr_assert_str_eq(text_of(got[i], "error"),
+                         "the prompt has more than 99 tokens, which leaves no room in a context of 100");
+    free_results(got);
+    vc_free(out);
+    vt_tmpdir_remove(&dir);
+}
+
 /* Prompts of several lengths, sampled and greedy. */
 static void write_requests(uint32_t n, uint32_t words)
 {
@@ -250,13 +273,13 @@ Test(batch, wrong_options_are_one_sentence)
         {{"--compressor", "none", "--draft-length", "0"}, "--compressor does nothing here", 64},
         {{"--source", "suffix", "--draft-length", "0"}, "--source does nothing here", 64},
         {{"--source", "none", "--draft-length", "0"}, "--source does nothing here", 64},
-        {{"--kv-ram", "600KiB", "--kv-dir", "/nonexistent/x"}, "--kv-dir: slow tier: cannot make a file in", 64},
-        {{"--kv-ram", "600KiB", "--kv-dir", "/dev/null"}, "--kv-dir: slow tier: cannot make a file in", 64},
+        {{"--kv-ram", "600KiB", "--kv-dir", "/nonexistent/x"}, "--kv-dir: cannot make a file for full KV in", 64},
+        {{"--kv-ram", "600KiB", "--kv-dir", "/dev/null"}, "--kv-dir: cannot make a file for full KV in", 64},
         {{"--source", "index"}, "source", 64},
         {{"--schedule", "random"}, "schedule", 64},
         {{"--compressor", "zip"}, "zip", 64},
-        {{"--kv-ram", "1KiB"}, "slow tier", 65},
-        {{"--kv-ram", "600KiB", "--hold", "8KiB"}, "transient memory", 64},
+        {{"--kv-ram", "1KiB"}, "--kv-ram 1KiB is 256 for each of --max-running 4", 65},
+        {{"--kv-ram", "600KiB", "--hold", "8KiB"}, "--hold 8KiB is too little", 64},
         {{"--requests", "/nonexistent/file"}, "/nonexistent/file", 64},
         {{"extra"}, "'extra' is no option", 64},
         {{"--out", requests}, "is the file of requests", 64},
@@ -274,6 +297,31 @@ Test(batch, wrong_options_are_one_sentence)
         free_results(got);
         vc_free(out);
     }
+    vt_tmpdir_remove(&dir);
+}
+
+Test(batch, what_would_do_for_memory_does)
+{
+    SETUP();
+    write_requests(1, 600);
+    json_t *got[MAX_LINES];
+    char *out, ram[32], hold[32];
+    const char *few[] = {"--kv-ram", "100KiB", "--max-running", "3", NULL};
+    cr_assert_eq(run(got, few, &out), 65, "%s", out);
+    const char *error = text_of(got[1], "error");
+    cr_assert(error && strstr(error, "--kv-ram 100KiB is 33.33KiB for each of --max-running 3"), "%s", error);
+    cr_assert_eq(sscanf(strstr(error, "need "), "need %*[^:]: --kv-ram %31s would do", ram), 1, "%s", error);
+    free_results(got);
+    vc_free(out);
+    const char *less[] = {"--kv-ram", ram, "--max-running", "3", "--hold", "8KiB", NULL};
+    cr_assert_eq(run(got, less, &out), 64, "%s", out);
+    cr_assert_eq(sscanf(strstr(out, "one pass"), "one pass: --hold %31s would do", hold), 1, "%s", out);
+    vc_free(out);
+    const char *enough[] = {"--kv-ram", ram, "--max-running", "3", "--hold", hold, NULL};
+    cr_assert_eq(run(got, enough, &out), 0, "%s", out);
+    cr_assert_not_null(text_of(got[1], "text"));
+    free_results(got);
+    vc_free(out);
     vt_tmpdir_remove(&dir);
 }
 

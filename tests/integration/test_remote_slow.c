@@ -198,12 +198,15 @@ Test(remote_slow, too_little_memory_is_told_and_the_answer_comes_all_the_same)
     static const struct {
         const char *ram, *sentence;
         bool files;
-    } ways[] = {{"1200KB", "of 1 MB (--kv-ram) too little is free", false}, {"1MiB", "would do", true}};
+    } ways[] = {{"1200KB", "more than all of --kv-ram 1.144MiB", false},
+                {"1MiB", "--kv-ram 1MiB is 512KiB for each of --streams 2", true}};
     for (size_t i = 0; i < VC_ARRAY_LEN(ways); i++) {
         start_verify(&c, ways[i].ram, ways[i].files ? c.dir.path : NULL);
         json_t *ours = draft_and_verify(&c, "own");
         remote_cluster_assert_same(base, ours, ways[i].sentence);
-        cr_assert_gt(remote_int(ours, "recoveries"), 0);
+        cr_assert_eq(remote_int(ours, "recoveries"), 1, "nobody asks again who has never enough for a request");
+        const char *note = json_string_value(json_array_get(json_object_get(ours, "notes"), 0));
+        cr_assert(note && strstr(note, "refused after 0 tokens"), "%s", note);
         cr_assert(vt_proc_wait_line(c.verify, ways[i].sentence, 10000, NULL, 0), "%s", vt_proc_output(c.verify));
         json_decref(ours);
     }
