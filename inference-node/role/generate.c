@@ -25,13 +25,13 @@ static void make_table(flags_t *f, vc_opt_t table[N_OPTS])
     node_generate_opts_t *o = &f->o;
     const vc_opt_t opts[] = {
         NODE_OPT_MODEL(o->model),
-        {"prompt", VC_OPT_STRING, &o->prompt, NULL, 0, 0, NULL, "prompt text; a positional argument does the same"},
+        {"prompt", VC_OPT_TEXT, &o->prompt, NULL, 0, 0, NULL, "prompt text; a positional argument does the same"},
         {"prompt-file", VC_OPT_STRING, &o->prompt_file, NULL, 0, 0, NULL, "prompt from a file, - is standard input"},
-        {"system", VC_OPT_STRING, &o->system, NULL, 0, 0, NULL, "system turn in place of the template's own"},
+        {"system", VC_OPT_TEXT, &o->system, NULL, 0, 0, NULL, "system turn in place of the template's own"},
         {"chat", VC_OPT_BOOL, &f->chat, "true", 0, 0, NULL, "wrap the prompt in the model's chat template"},
         {"raw", VC_OPT_BOOL, &o->raw, "false", 0, 0, NULL, "give the prompt to the model as it is"},
         {"max-tokens", VC_OPT_U64, &o->max_tokens, "256", 1, 1u << 24, NULL, "tokens to generate at most"},
-        {"stop", VC_OPT_STRING, &f->stop, NULL, 0, 0, NULL, "end before this text; may be given several times"},
+        {"stop", VC_OPT_TEXT, &f->stop, NULL, 0, 0, NULL, "end before this text; may be given several times"},
         {"ignore-end", VC_OPT_BOOL, &o->ignore_end, "false", 0, 0, NULL, "go on after an end token"},
         {"json", VC_OPT_BOOL, &o->json, "false", 0, 0, NULL, "print one JSON object in place of the text"},
         {"result-file", VC_OPT_STRING, &o->result_file, NULL, 0, 0, NULL, "write the JSON object to this file as well"},
@@ -162,6 +162,8 @@ static vc_status_t finish_opts(flags_t *f, const vc_opt_t *table, const vc_confi
     o->isa = (node_isa_t)f->isa;
     o->sampling.top_k = (uint32_t)f->top_k;
     st = check_together(o, err);
+    if (st == VC_OK && o->result_file[0])
+        st = node_opts_out_file(o->result_file, err);
     return st == VC_OK && o->kv_ram ? node_opts_kv_dir(&o->kv_dir, err) : st;
 }
 

@@ -2,8 +2,11 @@
 #include "role/options.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "kv/slow.h"
 #include "speculate/session.h"
@@ -57,4 +60,19 @@ vc_status_t node_opts_kv_dir(const char **dir, vc_err_t *err)
     if (st != VC_OK)
         (void)vc_err_prefix(err, "--kv-dir");
     return st;
+}
+
+vc_status_t node_opts_out_file(const char *path, vc_err_t *err)
+{
+    struct stat st;
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+        return VC_OK; /* whoever reads a pipe takes its first end for the end */
+    bool there = lstat(path, &st) == 0;
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return vc_err_set(err, vc_status_from_path_errno(errno), "cannot write %s: %s", path, strerror(errno));
+    close(fd);
+    if (!there)
+        unlink(path);
+    return VC_OK;
 }

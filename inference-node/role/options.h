@@ -69,5 +69,8 @@ vc_status_t node_opts_draft_length(const char *text, uint32_t *x_p, vc_err_t *er
 /* Value of --kv-dir where files for full KV will be needed: none given is $TMPDIR or /var/tmp. With a sentence where no
  * file can be made in it. */
 vc_status_t node_opts_kv_dir(const char **dir, vc_err_t *err);
+/* Value of an option that names a file to be written at the end: whether it can be, without a change to what is there.
+ */
+vc_status_t node_opts_out_file(const char *path, vc_err_t *err);
 
 #endif

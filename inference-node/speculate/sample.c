@@ -50,8 +50,8 @@ vc_status_t node_sampling_check(const node_sampling_t *s, vc_err_t *err)
     vc_status_t st = VC_OK;
     if (s->temperature != 0) /* a tiny temperature would overflow what it divides; 0 is the exact limit */
         st = check_bounds("temperature", s->temperature, 1e-3, 100, err);
-    if (st == VC_OK)
-        st = check_bounds("top-p", s->top_p, DBL_MIN, 1, err);
+    if (st == VC_OK && !(s->top_p >= DBL_MIN && s->top_p <= 1))
+        st = vc_err_set(err, VC_ERR_RANGE, "top-p %g is not above 0, up to 1", s->top_p);
     if (st == VC_OK)
         st = check_bounds("min-p", s->min_p, 0, 1, err);
     if (st == VC_OK)

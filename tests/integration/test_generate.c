@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "kernels/team.h"
 #include "support/file.h"
@@ -156,7 +157,12 @@ Test(generate, a_slow_tier_that_cannot_be_made_is_told_in_a_sentence)
     const char *path = long_prompt();
     char *out;
     cr_assert_eq(generate(&out, "--prompt-file", path, "--kv-ram=20KB", NULL), 64, "%s", out);
-    cr_assert(strstr(out, "too little"), "%s", out);
+    cr_assert(strstr(out, "--kv-ram 19.53KiB is too little"), "%s", out);
+    char advice[32], flag[48];
+    cr_assert_eq(sscanf(strstr(out, "need "), "need %*[^:]: --kv-ram %31s would do", advice), 1, "%s", out);
+    vc_free(out);
+    snprintf(flag, sizeof flag, "--kv-ram=%s", advice);
+    cr_assert_eq(generate(&out, "--prompt-file", path, flag, NULL), 0, "%s", out);
     vc_free(out);
     cr_assert_eq(
         generate(&out, "--prompt-file", path, "--kv-ram=400KB", "--max-tokens=40", "--kv-dir=/nonexistent/x", NULL), 64,
@@ -166,7 +172,7 @@ Test(generate, a_slow_tier_that_cannot_be_made_is_told_in_a_sentence)
     cr_assert_eq(
         generate(&out, "--prompt-file", path, "--kv-ram=400KB", "--model=/nonexistent", "--kv-dir=/dev/null", NULL), 64,
         "%s", out);
-    cr_assert(strstr(out, "--kv-dir") && strstr(out, "/dev/null"), "before the model is read: %s", out);
+    cr_assert(strstr(out, "--kv-dir: cannot make") && strstr(out, "/dev/null"), "before the model is read: %s", out);
     vc_free(out);
     struct rlimit old, small; /* stands for a full disk; the child inherits it */
     cr_assert_eq(getrlimit(RLIMIT_FSIZE, &old), 0);
@@ -233,6 +239,43 @@ Test(generate, several_stop_strings_and_raw_prompts)
     vt_tmpdir_remove(&dir);
 }
 
+Test(generate, texts_on_the_command_line_may_have_line_ends)
+{
+    SETUP();
+    char *given, *read;
+    const char *path = vt_tmpdir_path(&dir, "prompt.txt");
+    vt_file_write(path, "the user\n\tis in", 15);
+    cr_assert_eq(generate(&read, "--raw", "--prompt-file", path, NULL), 0, "%s", read);
+    cr_assert_eq(generate(&given, "--raw", "--prompt=the user\n\tis in", "--stop", "@\n\t@", NULL), 0, "%s", given);
+    cr_assert_str_eq(given, read);
+    vc_free(given);
+    vc_free(read);
+    vt_tmpdir_remove(&dir);
+}
+
+Test(generate, a_place_for_results_is_checked_before_the_model_is_read)
+{
+    SETUP();
+    char *out;
+    const char *kept = vt_tmpdir_path(&dir, "kept.json"), *none = vt_tmpdir_path(&dir, "none.json");
+    vt_file_write(kept, "{}", 2);
+    cr_assert_eq(generate(&out, "--model=/nowhere", "--result-file=/nowhere/x", "a", NULL), 64, "%s", out);
+    cr_assert(strstr(out, "/nowhere/x"), "%s", out);
+    vc_free(out);
+    const char *const files[] = {kept, none};
+    for (size_t i = 0; i < VC_ARRAY_LEN(files); i++) {
+        cr_assert_eq(generate(&out, "--model=/nowhere", "--result-file", files[i], "a", NULL), 64, "%s", out);
+        cr_assert(strstr(out, "/nowhere'"), "%s", out);
+        vc_free(out);
+    }
+    size_t n;
+    uint8_t *text = vt_file_read(kept, &n);
+    cr_assert(n == 2 && memcmp(text, "{}", 2) == 0, "a run that fails leaves the last result");
+    cr_assert_neq(access(none, F_OK), 0, "and no empty file");
+    vc_free(text);
+    vt_tmpdir_remove(&dir);
+}
+
 Test(generate, threads_beyond_the_processors_are_left_out_with_one_warning)
 {
     SETUP();
@@ -295,6 +338,7 @@ Test(generate, wrong_arguments_end_with_one_sentence_and_exit_code_64)
     expect_error(64, "max-tokens", "--max-tokens", "0", "x");
     expect_error(64, "zip", "--compressor", "zip:level=9", "x");
     expect_error(64, "temperature", "--temperature", "0.0001", "x");
+    expect_error(64, "top-p 0 is not above 0, up to 1", "--top-p", "0", "x");
     expect_error(64, "--raw", "--raw", "--system=be nice", "x");
     expect_error(64, "stop string", "--stop", "", "x");
     expect_error(64, "isa", "--isa", "sse9", "x");
@@ -347,7 +391,7 @@ Test(generate, a_prompt_that_fills_the_context_is_refused)
     char *out;
     int rc = generate(&out, "--raw", "--context", "4", "a long prompt of more than four tokens", NULL);
     cr_assert_eq(rc, 64, "%d %s", rc, out);
-    cr_assert_not_null(strstr(out, "context of 4"));
+    cr_assert(strstr(out, "more than 3 tokens") && strstr(out, "context of 4"), "%s", out);
     vc_free(out);
     vt_tmpdir_remove(&dir);
 }
